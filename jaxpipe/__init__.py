@@ -1,0 +1,1 @@
+"""jaxpipe: planned pipeline-parallel training for heterogeneous models in JAX."""

@@ -1,0 +1,1 @@
+"""What it costs: cost tables (plain data) and the analytic roofline."""

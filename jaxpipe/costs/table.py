@@ -1,0 +1,139 @@
+"""Cost tables: what each piece takes in time and memory. Plain data, no JAX."""
+
+import dataclasses
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+FORMAT = "jaxpipe-costs/1"
+
+
+@dataclass(frozen=True)
+class PieceCost:
+    """Costs of one piece and one micro-batch.
+
+    F, I, W: time of forward, input gradient and weight gradient, in the table's unit.
+    param_bytes: bytes of its master parameters.
+    stash_bytes: bytes held from F until the backward has used them.
+    grad_stash_bytes: bytes held from I until W when the two run apart.
+    output_bytes: bytes that must travel when the next piece is on another device.
+    """
+
+    name: str
+    kind: str
+    F: float
+    I: float  # noqa: E741 - the field's name for the input gradient
+    W: float
+    param_bytes: int = 0
+    stash_bytes: int = 0
+    grad_stash_bytes: int = 0
+    output_bytes: int = 0
+
+    @property
+    def total(self) -> float:
+        """Time of F, I and W together."""
+        return self.F + self.I + self.W
+
+
+@dataclass(frozen=True)
+class Link:
+    """A connection between neighbouring devices: a message takes latency + bytes / bytes_per_unit."""
+
+    latency: float = 0.0
+    bytes_per_unit: float = float("inf")
+
+    def time(self, num_bytes: float) -> float:
+        """Time that a message of `num_bytes` takes, in the table's unit."""
+        return self.latency + num_bytes / self.bytes_per_unit
+
+
+@dataclass(frozen=True)
+class CostTable:
+    """Costs of all pieces in order.
+
+    unit: name of the time unit, e.g. "s", "us" or "unit".
+    memory_limit_bytes: memory of a device, None when it does not matter.
+    state_factor: resident bytes a byte of parameters stands for (master, gradient, optimizer
+        state and compute copy).
+    """
+
+    unit: str
+    pieces: tuple[PieceCost, ...]
+    link: Link = Link()
+    memory_limit_bytes: int | None = None
+    state_factor: float = 1.0
+
+
+def to_json(table: CostTable) -> dict:
+    """The table as a JSON object (an infinite bandwidth becomes null)."""
+    link = dataclasses.asdict(table.link)
+    if link["bytes_per_unit"] == float("inf"):
+        link["bytes_per_unit"] = None
+    return {
+        "format": FORMAT,
+        "unit": table.unit,
+        "pieces": [dataclasses.asdict(p) for p in table.pieces],
+        "link": link,
+        "memory_limit_bytes": table.memory_limit_bytes,
+        "state_factor": table.state_factor,
+    }
+
+
+def from_json(data: dict) -> CostTable:
+    """The inverse of `to_json`.
+
+    Raises:
+      ValueError: naming the field that is missing, unknown or of a wrong type.
+    """
+    if data.get("format") != FORMAT:
+        raise ValueError(f"field 'format' is {data.get('format')!r}; expected {FORMAT!r}")
+    known = {"format", "unit", "pieces", "link", "memory_limit_bytes", "state_factor"}
+    if unknown := sorted(set(data) - known):
+        raise ValueError(f"unknown fields {unknown} in a cost table; known: {sorted(known)}")
+    if not isinstance(data.get("pieces"), list) or not data["pieces"]:
+        raise ValueError("field 'pieces' must be a list with at least one piece")
+    link = dict(data.get("link") or {})
+    if link.get("bytes_per_unit") is None:
+        link.pop("bytes_per_unit", None)
+    return CostTable(
+        unit=str(data.get("unit", "unit")),
+        pieces=tuple(_piece(i, p) for i, p in enumerate(data["pieces"])),
+        link=Link(**{k: _number(f"link.{k}", v) for k, v in link.items()}),
+        memory_limit_bytes=data.get("memory_limit_bytes"),
+        state_factor=_number("state_factor", data.get("state_factor", 1.0)),
+    )
+
+
+def _piece(index: int, data: dict) -> PieceCost:
+    where = f"pieces[{index}]"
+    fields = {f.name for f in dataclasses.fields(PieceCost)}
+    if unknown := sorted(set(data) - fields):
+        raise ValueError(f"{where}: unknown fields {unknown}; known: {sorted(fields)}")
+    if missing := [name for name in ("name", "kind", "F", "I", "W") if name not in data]:
+        raise ValueError(f"{where}: missing fields {missing}")
+    numbers = {k: _number(f"{where}.{k}", v) for k, v in data.items() if k not in ("name", "kind")}
+    return PieceCost(name=str(data["name"]), kind=str(data["kind"]), **numbers)
+
+
+def _number(where: str, value) -> float:
+    good = isinstance(value, int | float) and not isinstance(value, bool) and value >= 0
+    if not good:
+        raise ValueError(f"{where} is {value!r}; expected a number of at least 0")
+    return value
+
+
+def save(table: CostTable, path: Path | str) -> None:
+    """Writes the table as JSON."""
+    Path(path).write_text(json.dumps(to_json(table), indent=1) + "\n")
+
+
+def load(path: Path | str) -> CostTable:
+    """Reads a table that `save` (or anybody else) wrote.
+
+    Raises:
+      ValueError: naming the file and the field that is wrong.
+    """
+    try:
+        return from_json(json.loads(Path(path).read_text()))
+    except (ValueError, AttributeError, TypeError) as error:
+        raise ValueError(f"{path}: {error}") from error

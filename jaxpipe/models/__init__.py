@@ -1,0 +1,1 @@
+"""What is computed: pieces, layers and model families."""

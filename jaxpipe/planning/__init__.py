@@ -1,0 +1,1 @@
+"""Where and when: plans, schedules, partition, simulation. Never imports JAX."""

@@ -1,0 +1,1 @@
+"""Looking at it: tables, Gantt charts and traces."""

@@ -1,0 +1,1 @@
+"""Doing it: the executor, parameter layout and meshes."""

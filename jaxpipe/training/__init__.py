@@ -1,0 +1,1 @@
+"""The loop: data, optimizer, checkpoints, metrics, trainer."""

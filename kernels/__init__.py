@@ -1,0 +1,1 @@
+"""Accelerator kernels, one folder an operation. Imports nothing of jaxpipe."""
