@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 FORMAT = "jaxpipe-costs/1"
+UNITS = ("s", "ms", "us", "unit")
 
 
 @dataclass(frozen=True)
@@ -22,7 +23,7 @@ class PieceCost:
     name: str
     kind: str
     F: float
-    I: float  # noqa: E741 - the field's name for the input gradient
+    I: float
     W: float
     param_bytes: int = 0
     stash_bytes: int = 0
@@ -51,7 +52,7 @@ class Link:
 class CostTable:
     """Costs of all pieces in order.
 
-    unit: name of the time unit, e.g. "s", "us" or "unit".
+    unit: one of UNITS; "unit" is a time of no stated length.
     memory_limit_bytes: memory of a device, None when it does not matter.
     state_factor: resident bytes a byte of parameters stands for (master, gradient, optimizer
         state and compute copy).
@@ -85,6 +86,8 @@ def from_json(data: dict) -> CostTable:
     Raises:
       ValueError: naming the field that is missing, unknown or of a wrong type.
     """
+    if not isinstance(data, dict):
+        raise ValueError(f"a cost table must be a JSON object, not {type(data).__name__}")
     if data.get("format") != FORMAT:
         raise ValueError(f"field 'format' is {data.get('format')!r}; expected {FORMAT!r}")
     known = {"format", "unit", "pieces", "link", "memory_limit_bytes", "state_factor"}
@@ -92,23 +95,41 @@ def from_json(data: dict) -> CostTable:
         raise ValueError(f"unknown fields {unknown} in a cost table; known: {sorted(known)}")
     if not isinstance(data.get("pieces"), list) or not data["pieces"]:
         raise ValueError("field 'pieces' must be a list with at least one piece")
-    link = dict(data.get("link") or {})
-    if link.get("bytes_per_unit") is None:
-        link.pop("bytes_per_unit", None)
+    if (unit := data.get("unit", "unit")) not in UNITS:
+        raise ValueError(f"field 'unit' is {unit!r}; expected one of {list(UNITS)}")
+    pieces = tuple(_piece(i, p) for i, p in enumerate(data["pieces"]))
+    names = [piece.name for piece in pieces]
+    if repeated := sorted({name for name in names if names.count(name) > 1}):
+        raise ValueError(f"field 'pieces' holds several pieces named {repeated}; names must differ")
+    limit = data.get("memory_limit_bytes")
     return CostTable(
-        unit=str(data.get("unit", "unit")),
-        pieces=tuple(_piece(i, p) for i, p in enumerate(data["pieces"])),
-        link=Link(**{k: _number(f"link.{k}", v) for k, v in link.items()}),
-        memory_limit_bytes=data.get("memory_limit_bytes"),
+        unit=unit,
+        pieces=pieces,
+        link=_link(data.get("link", {})),
+        memory_limit_bytes=None if limit is None else _number("memory_limit_bytes", limit),
         state_factor=_number("state_factor", data.get("state_factor", 1.0)),
     )
 
 
+def _check_fields(where: str, data: dict, known: type) -> None:
+    if not isinstance(data, dict):
+        raise ValueError(f"{where} is {data!r}; expected an object")
+    names = {field.name for field in dataclasses.fields(known)}
+    if unknown := sorted(set(data) - names):
+        raise ValueError(f"{where}: unknown fields {unknown}; known: {sorted(names)}")
+
+
+def _link(data: dict) -> Link:
+    _check_fields("link", data, Link)
+    numbers = {k: _number(f"link.{k}", v) for k, v in data.items() if v is not None}
+    if numbers.get("bytes_per_unit") == 0:
+        raise ValueError("link.bytes_per_unit is 0; expected more, or null for no limit")
+    return Link(**numbers)
+
+
 def _piece(index: int, data: dict) -> PieceCost:
     where = f"pieces[{index}]"
-    fields = {f.name for f in dataclasses.fields(PieceCost)}
-    if unknown := sorted(set(data) - fields):
-        raise ValueError(f"{where}: unknown fields {unknown}; known: {sorted(fields)}")
+    _check_fields(where, data, PieceCost)
     if missing := [name for name in ("name", "kind", "F", "I", "W") if name not in data]:
         raise ValueError(f"{where}: missing fields {missing}")
     numbers = {k: _number(f"{where}.{k}", v) for k, v in data.items() if k not in ("name", "kind")}
@@ -116,9 +137,9 @@ def _piece(index: int, data: dict) -> PieceCost:
 
 
 def _number(where: str, value) -> float:
-    good = isinstance(value, int | float) and not isinstance(value, bool) and value >= 0
-    if not good:
-        raise ValueError(f"{where} is {value!r}; expected a number of at least 0")
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not number or not 0 <= value < float("inf"):
+        raise ValueError(f"{where} is {value!r}; expected a finite number of at least 0")
     return value
 
 
@@ -135,5 +156,5 @@ def load(path: Path | str) -> CostTable:
     """
     try:
         return from_json(json.loads(Path(path).read_text()))
-    except (ValueError, AttributeError, TypeError) as error:
+    except ValueError as error:
         raise ValueError(f"{path}: {error}") from error

@@ -1,0 +1,76 @@
+"""Plans made from a partition and a schedule by name."""
+
+from collections.abc import Mapping
+
+from jaxpipe.costs.table import CostTable
+from jaxpipe.planning.partition import balanced, even
+from jaxpipe.planning.plan import POLICIES, Plan, check
+from jaxpipe.planning.schedules import SCHEDULES
+from jaxpipe.planning.stages import piece_time
+
+PARTITIONS = ("balanced", "even")
+
+
+def make_plan(
+    costs: CostTable,
+    devices: int,
+    microbatches: int,
+    schedule: str = "1f1b",
+    partition: str = "balanced",
+    recompute: str | Mapping[str, str] = "none",
+) -> Plan:
+    """A plan with one stage on each device.
+
+    schedule: a name of `SCHEDULES`.
+    partition: "balanced" by time, recompute included, or "even" by number of pieces.
+    recompute: one policy for all pieces, or policies by kind of piece (kinds left out: "none").
+
+    Raises:
+      ValueError: for an unknown name, with the names that are known, and for more devices than pieces.
+    """
+    for what, name, known in (("schedule", schedule, SCHEDULES), ("partition", partition, PARTITIONS)):
+        if name not in known:
+            raise ValueError(f"unknown {what} {name!r}; known: {', '.join(known)}")
+    for what, number in (("devices", devices), ("microbatches", microbatches)):
+        if number < 1:
+            raise ValueError(f"{what} is {number}; expected at least 1")
+    policies = _policies(costs, recompute)
+    if partition == "even":
+        bounds = even(len(costs.pieces), devices)
+    else:
+        bounds = balanced([piece_time(*pair) for pair in zip(costs.pieces, policies)], devices)
+    plan = Plan(
+        name=f"{schedule}-{partition}",
+        devices=devices,
+        microbatches=microbatches,
+        pieces=tuple(piece.name for piece in costs.pieces),
+        stage_bounds=bounds,
+        stage_to_device=tuple(range(devices)),
+        recompute=policies,
+        schedule=SCHEDULES[schedule](devices, microbatches),
+    )
+    check(plan)
+    return plan
+
+
+def rivals(
+    costs: CostTable, devices: int, microbatches: int, recompute: str | Mapping[str, str] = "none"
+) -> list[Plan]:
+    """The plans of every schedule and partition, to compare a plan with. Raises as `make_plan`."""
+    return [
+        make_plan(costs, devices, microbatches, schedule, partition, recompute)
+        for schedule in SCHEDULES
+        for partition in PARTITIONS
+    ]
+
+
+def _policies(costs: CostTable, recompute: str | Mapping[str, str]) -> tuple[str, ...]:
+    """The recompute policy of each piece."""
+    kinds = sorted({piece.kind for piece in costs.pieces})
+    by_kind = dict.fromkeys(kinds, recompute) if isinstance(recompute, str) else recompute
+    for kind, policy in by_kind.items():
+        if kind not in kinds:
+            raise ValueError(f"recompute names unknown kind {kind!r}; known: {', '.join(kinds)}")
+        if policy not in POLICIES:
+            raise ValueError(f"unknown recompute policy {policy!r} of {kind!r}; known: {', '.join(POLICIES)}")
+    return tuple(by_kind.get(piece.kind, "none") for piece in costs.pieces)

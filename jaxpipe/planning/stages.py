@@ -1,0 +1,77 @@
+"""What the stages of a plan cost: sums over their pieces, recompute included."""
+
+from typing import NamedTuple
+
+from jaxpipe.costs.table import CostTable, PieceCost
+from jaxpipe.planning.plan import Plan
+
+
+class StageCost(NamedTuple):
+    """Costs of one stage and one micro-batch.
+
+    F, I, W, B: time of each phase in the unit of the cost table; B is I and W at once. Pieces with
+      recompute "full" run their forward again in I, or in B.
+    output_bytes: bytes that travel to the next stage, and back as their gradient.
+    state_bytes: resident bytes of parameters, gradients and optimizer state.
+    stash_bytes: bytes held from the start of F to the end of B, or of W.
+    grad_stash_bytes: further bytes held from the start of I to the end of W.
+    """
+
+    F: float
+    I: float
+    W: float
+    B: float
+    output_bytes: float
+    state_bytes: float
+    stash_bytes: float
+    grad_stash_bytes: float
+
+
+def stage_costs(plan: Plan, costs: CostTable) -> tuple[StageCost, ...]:
+    """Costs of every stage of `plan`, in order.
+
+    A piece with recompute "full" stashes only its input, the output of the piece before it (the
+    first piece reads the batch and stashes nothing). What an action needs only while it runs, the
+    residuals that a recomputed piece makes again among it, is workspace and not counted.
+
+    Raises:
+      ValueError: when the cost table is not about the pieces of the plan.
+    """
+    names = tuple(piece.name for piece in costs.pieces)
+    if names != plan.pieces:
+        raise ValueError(
+            f"the cost table and the plan {plan.name!r} differ: {_difference(names, plan.pieces)}"
+        )
+    return tuple(_stage_cost(plan, costs, stage) for stage in range(plan.stages))
+
+
+def _stage_cost(plan: Plan, costs: CostTable, stage: int) -> StageCost:
+    indices = plan.stage_pieces(stage)
+    pieces = [costs.pieces[i] for i in indices]
+    full = [plan.recompute[i] == "full" for i in indices]
+    inputs = [costs.pieces[i - 1].output_bytes if i else 0 for i in indices]
+    forward = sum(p.F for p in pieces)
+    gradient = sum(p.I + p.F * again for p, again in zip(pieces, full))
+    weight = sum(p.W for p in pieces)
+    return StageCost(
+        F=forward,
+        I=gradient,
+        W=weight,
+        B=gradient + weight,
+        output_bytes=pieces[-1].output_bytes,
+        state_bytes=costs.state_factor * sum(p.param_bytes for p in pieces),
+        stash_bytes=sum(size if again else p.stash_bytes for p, again, size in zip(pieces, full, inputs)),
+        grad_stash_bytes=sum(p.grad_stash_bytes for p in pieces),
+    )
+
+
+def piece_time(piece: PieceCost, policy: str) -> float:
+    """Time of all phases of a piece under a recompute policy."""
+    return piece.total + (piece.F if policy == "full" else 0.0)
+
+
+def _difference(table: tuple[str, ...], plan: tuple[str, ...]) -> str:
+    for i, (left, right) in enumerate(zip(table, plan)):
+        if left != right:
+            return f"piece {i} is {left!r} in the table and {right!r} in the plan"
+    return f"{len(table)} pieces in the table, {len(plan)} in the plan"
