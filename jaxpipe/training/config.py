@@ -5,26 +5,19 @@ or raises ValueError with one line that names the field, what it holds and what 
 """
 
 import dataclasses
-import difflib
-import math
-import types
 import typing
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ml_collections import ConfigDict, config_dict
+from ml_collections import ConfigDict
 
 from jaxpipe.models.families import FAMILIES
 from jaxpipe.planning.plan import POLICIES
+from jaxpipe.training.fields import build, check_limits, checked, default_tree, limited, plain, unknown_field
 
 BYTES = 256
 """Tokens are bytes, so a vocabulary must hold at least this many."""
-
-
-def _field(default, **limits):
-    """A dataclass field with limits: at_least, at_most, above, choices."""
-    return dataclasses.field(default=default, metadata=limits)
 
 
 @dataclass(frozen=True)
@@ -39,25 +32,25 @@ class DataConfig:
 
     corpus: str = "stdlib"
     suffixes: tuple[str, ...] = (".py", ".txt", ".md")
-    sequence_length: int = _field(256, at_least=1)
-    holdout_every: int = _field(10, at_least=2)
+    sequence_length: int = limited(256, at_least=1)
+    holdout_every: int = limited(10, at_least=2)
 
 
 @dataclass(frozen=True)
 class BatchConfig:
     """global_batch: sequences in a step; microbatches: equal parts a data shard runs them in."""
 
-    global_batch: int = _field(32, at_least=1)
-    microbatches: int = _field(8, at_least=1)
+    global_batch: int = limited(32, at_least=1)
+    microbatches: int = limited(8, at_least=1)
 
 
 @dataclass(frozen=True)
 class MeshConfig:
     """Devices on each mesh axis."""
 
-    stage: int = _field(1, at_least=1)
-    data: int = _field(1, at_least=1)
-    model: int = _field(1, at_least=1)
+    stage: int = limited(1, at_least=1)
+    data: int = limited(1, at_least=1)
+    model: int = limited(1, at_least=1)
 
 
 @dataclass(frozen=True)
@@ -69,36 +62,39 @@ class PlanConfig:
     chip: the chip whose roofline gives the costs.
     """
 
-    schedule: str = _field("1f1b", choices=("1f1b", "gpipe"))
-    partition: str = _field("balanced", choices=("balanced", "even"))
+    schedule: str = limited("1f1b", choices=("1f1b", "gpipe"))
+    partition: str = limited("balanced", choices=("balanced", "even"))
     recompute: str = "none"
     chip: str = "cpu"
 
 
 @dataclass(frozen=True)
 class OptimizerConfig:
-    """AdamW with linear warm-up and a cosine to `final_fraction * learning_rate`; gradients clipped to a norm."""
+    """AdamW, gradients clipped to a norm.
 
-    learning_rate: float = _field(1e-3, above=0)
-    warmup_steps: int = _field(50, at_least=0)
-    final_fraction: float = _field(0.1, at_least=0, at_most=1)
-    weight_decay: float = _field(0.1, at_least=0)
-    b1: float = _field(0.9, at_least=0, below=1)
-    b2: float = _field(0.95, at_least=0, below=1)
-    eps: float = _field(1e-8, above=0)
-    clip_norm: float = _field(1.0, above=0)
+    The rate rises linearly and falls along a cosine to `final_fraction * learning_rate`.
+    """
+
+    learning_rate: float = limited(1e-3, above=0)
+    warmup_steps: int = limited(50, at_least=0)
+    final_fraction: float = limited(0.1, at_least=0, at_most=1)
+    weight_decay: float = limited(0.1, at_least=0)
+    b1: float = limited(0.9, at_least=0, below=1)
+    b2: float = limited(0.95, at_least=0, below=1)
+    eps: float = limited(1e-8, above=0)
+    clip_norm: float = limited(1.0, above=0)
 
 
 @dataclass(frozen=True)
 class TrainConfig:
-    """Length of the run and how often it reports, evaluates (on `eval_batches` batches) and saves, in steps."""
+    """In steps: the run's length and how often it reports, evaluates (on `eval_batches` batches), saves."""
 
-    steps: int = _field(600, at_least=1)
-    log_every: int = _field(10, at_least=1)
-    eval_every: int = _field(100, at_least=1)
-    eval_batches: int = _field(8, at_least=1)
-    checkpoint_every: int = _field(100, at_least=1)
-    checkpoints_to_keep: int = _field(3, at_least=1)
+    steps: int = limited(600, at_least=1)
+    log_every: int = limited(10, at_least=1)
+    eval_every: int = limited(100, at_least=1)
+    eval_batches: int = limited(8, at_least=1)
+    checkpoint_every: int = limited(100, at_least=1)
+    checkpoints_to_keep: int = limited(3, at_least=1)
 
 
 @dataclass(frozen=True)
@@ -111,8 +107,8 @@ class Config:
 
     family: str
     model: Any
-    seed: int = _field(0, at_least=0, below=2**32)
-    dtype: str = _field("float32", choices=("float32", "bfloat16"))
+    seed: int = limited(0, at_least=0, below=2**32)
+    dtype: str = limited("float32", choices=("float32", "bfloat16"))
     data: DataConfig = DataConfig()
     batch: BatchConfig = BatchConfig()
     mesh: MeshConfig = MeshConfig()
@@ -133,10 +129,10 @@ def from_config_dict(values: ConfigDict | Mapping) -> Config:
         if name not in known:
             raise ValueError(unknown_field(name, known))
     family, fields = _split_model(tree.pop("model", None))
-    model = _build(FAMILIES[family][0], fields, "model")
-    rest = {name: _checked(name, value, known[name]) for name, value in tree.items()}
+    model = build(FAMILIES[family][0], fields, "model")
+    rest = {name: checked(name, value, known[name]) for name, value in tree.items()}
     config = Config(family=family, model=model, **rest)
-    _check_ranges(config, "")
+    check_limits(config)
     _check_together(config)
     return config
 
@@ -148,7 +144,7 @@ def defaults(family: str) -> ConfigDict:
     """
     if family not in FAMILIES:
         raise ValueError(f"unknown model family {family!r}; known: {', '.join(FAMILIES)}")
-    model = {"family": family} | _default_tree(FAMILIES[family][0])
+    model = {"family": family} | default_tree(FAMILIES[family][0])
     return ConfigDict(
         {"model": model} | {n: _default_of(n, t) for n, t in _top_level_fields().items() if n != "model"}
     )
@@ -156,7 +152,7 @@ def defaults(family: str) -> ConfigDict:
 
 def to_json(config: Config) -> dict:
     """The resolved configuration as a JSON object; `from_config_dict` reads it back."""
-    tree = _jsonable(dataclasses.asdict(config))
+    tree = plain(dataclasses.asdict(config))
     family, model = tree.pop("family"), tree.pop("model")
     return {"model": {"family": family} | model} | tree
 
@@ -200,14 +196,6 @@ def recompute_policies(text: str, kinds: Iterable[str] | None = None) -> dict[st
     return dict.fromkeys(kinds, "none") | named
 
 
-def unknown_field(path: str, known: Iterable[str]) -> str:
-    """The message for a field that does not exist; `known` are the names beside it."""
-    known = list(known)
-    near = difflib.get_close_matches(path.rpartition(".")[2], known, n=1)
-    hint = f" did you mean {near[0]!r}?" if near else ""
-    return f"unknown field {path!r};{hint} known: {', '.join(known)}"
-
-
 def _top_level_fields() -> dict[str, Any]:
     hints = typing.get_type_hints(Config)
     return {"model": dict} | {n: t for n, t in hints.items() if n not in ("family", "model")}
@@ -222,75 +210,6 @@ def _split_model(values) -> tuple[str, dict]:
     if not isinstance(family, str) or family not in FAMILIES:
         raise ValueError(f"field 'model.family' is {family!r}; expected one of {', '.join(FAMILIES)}")
     return family, fields
-
-
-def _build(cls, values: Mapping, path: str):
-    """An instance of dataclass `cls` from plain values."""
-    if not isinstance(values, Mapping):
-        raise ValueError(
-            f"field {path!r} is {values!r} ({type(values).__name__}); expected a table of fields"
-        )
-    hints = typing.get_type_hints(cls)
-    for name in values:
-        if name not in hints:
-            raise ValueError(unknown_field(f"{path}.{name}", hints))
-    missing = [f.name for f in _required(cls) if values.get(f.name) is None]
-    if missing:
-        raise ValueError(f"field '{path}.{missing[0]}' is missing; expected {_type_name(hints[missing[0]])}")
-    checked = {name: _checked(f"{path}.{name}", value, hints[name]) for name, value in values.items()}
-    try:
-        return cls(**checked)
-    except ValueError as error:
-        raise ValueError(f"{path}: {error}") from error
-
-
-def _required(cls) -> list[dataclasses.Field]:
-    absent = dataclasses.MISSING
-    return [f for f in dataclasses.fields(cls) if f.default is absent and f.default_factory is absent]
-
-
-def _checked(path: str, value, expected):
-    """`value` as the annotation `expected` asks for: integers pass for floats, lists for tuples."""
-    if dataclasses.is_dataclass(expected):
-        return _build(expected, value, path)
-    if isinstance(expected, types.UnionType) or typing.get_origin(expected) is typing.Union:
-        if value is None:
-            return None
-        (inner,) = (arg for arg in typing.get_args(expected) if arg is not type(None))
-        return _checked(path, value, inner)
-    if typing.get_origin(expected) is tuple:
-        if isinstance(value, tuple | list):
-            inner = typing.get_args(expected)[0]
-            return tuple(_checked(f"{path}[{i}]", item, inner) for i, item in enumerate(value))
-    elif expected is float:
-        if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
-            return float(value)
-    elif type(value) is expected:
-        return value
-    raise ValueError(f"field {path!r} is {value!r} ({type(value).__name__}); expected {_type_name(expected)}")
-
-
-def _type_name(expected) -> str:
-    return expected.__name__ if isinstance(expected, type) else str(expected)
-
-
-def _check_ranges(config, path: str) -> None:
-    tests = {
-        "at_least": (lambda v, limit: v >= limit, "at least {}"),
-        "at_most": (lambda v, limit: v <= limit, "at most {}"),
-        "above": (lambda v, limit: v > limit, "more than {}"),
-        "below": (lambda v, limit: v < limit, "less than {}"),
-        "choices": (lambda v, limit: v in limit, "one of {}"),
-    }
-    for field in dataclasses.fields(config):
-        value = getattr(config, field.name)
-        if dataclasses.is_dataclass(value) and field.name != "model":
-            _check_ranges(value, f"{path}{field.name}.")
-        for limit, bound in field.metadata.items():
-            holds, words = tests[limit]
-            if not holds(value, bound):
-                expected = words.format(", ".join(bound) if limit == "choices" else bound)
-                raise ValueError(f"field '{path}{field.name}' is {value!r}; expected {expected}")
 
 
 def _check_together(config: Config) -> None:
@@ -319,28 +238,8 @@ def _check_together(config: Config) -> None:
 
 def _default_of(name: str, expected) -> Any:
     if dataclasses.is_dataclass(expected):
-        return _default_tree(expected)
+        return default_tree(expected)
     return next(f.default for f in dataclasses.fields(Config) if f.name == name)
-
-
-def _default_tree(cls) -> dict:
-    tree, hints = {}, typing.get_type_hints(cls)
-    for field in dataclasses.fields(cls):
-        value = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
-        if dataclasses.is_dataclass(hints[field.name]):
-            value = _default_tree(hints[field.name])
-        elif value is None or value is dataclasses.MISSING:
-            inner = [arg for arg in typing.get_args(hints[field.name]) if arg is not type(None)]
-            is_tuple = typing.get_origin(hints[field.name]) is tuple
-            value = config_dict.placeholder(tuple if is_tuple else (inner or [hints[field.name]])[0])
-        tree[field.name] = value
-    return tree
-
-
-def _jsonable(value):
-    if isinstance(value, Mapping):
-        return {name: _jsonable(item) for name, item in value.items()}
-    return [_jsonable(item) for item in value] if isinstance(value, tuple | list) else value
 
 
 def _flatten(tree: Mapping, path: str = "") -> dict[str, Any]:

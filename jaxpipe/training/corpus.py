@@ -58,8 +58,8 @@ def load_corpus(corpus: str, suffixes: tuple[str, ...], holdout_every: int, sequ
         found = sum(map(len, documents))
         if found < sequence_length + 1:
             raise ValueError(
-                f"data.corpus {corpus!r} has {found} {part} bytes in {len(documents)} files; expected at least "
-                f"{sequence_length + 1} (data.sequence_length {sequence_length} and the last target)"
+                f"data.corpus {corpus!r} has {found} {part} bytes in {len(documents)} files; expected "
+                f"at least {sequence_length + 1} (data.sequence_length {sequence_length} and the last target)"
             )
     return Corpus(join(train), join(heldout))
 
