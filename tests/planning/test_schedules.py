@@ -1,0 +1,32 @@
+from pathlib import Path
+
+import pytest
+
+from jaxpipe.planning.interchange import read_csv
+from jaxpipe.planning.plan import Plan, check
+from jaxpipe.planning.schedules import SCHEDULES
+
+DATA = Path(__file__).parent.parent / "data"
+
+
+def test_1f1b_as_drawn_in_the_literature():
+    rows = [" ".join(map(str, row)) for row in SCHEDULES["1f1b"](3, 4)]
+    assert rows == [
+        "0F0 0F1 0F2 0B0 0F3 0B1 0B2 0B3",
+        "1F0 1F1 1B0 1F2 1B1 1F3 1B2 1B3",
+        "2F0 2B0 2F1 2B1 2F2 2B2 2F3 2B3",
+    ]
+
+
+def test_gpipe_equals_pytorch():
+    assert SCHEDULES["gpipe"](4, 8) == read_csv((DATA / "torch" / "gpipe_p4_v1_m8.csv").read_text())
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+@pytest.mark.parametrize("stages", [1, 2, 5])
+@pytest.mark.parametrize("microbatches", [1, 2, 4, 11])
+def test_complete_for_any_counts(name, stages, microbatches):
+    schedule = SCHEDULES[name](stages, microbatches)
+    pieces = tuple(f"p{i}" for i in range(stages))
+    line = tuple(range(stages))
+    check(Plan(name, stages, microbatches, pieces, (*line, stages), line, ("none",) * stages, schedule))

@@ -1,0 +1,254 @@
+import csv
+import json
+import time
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from jaxpipe.costs.table import CostTable, Link, PieceCost
+from jaxpipe.planning.build import make_plan
+from jaxpipe.planning.interchange import read_csv
+from jaxpipe.planning.plan import Plan, check
+from jaxpipe.planning.schedules import SCHEDULES
+from jaxpipe.planning.simulator import lower_bound, simulate
+
+DATA = Path(__file__).parent.parent / "data"
+EXPECTED = {row["file"]: row for row in json.loads((DATA / "torch" / "expected.json").read_text())}
+READABLE = [name for name in EXPECTED if not name.startswith("dualpipe")]
+
+
+FREE = Link()
+
+
+def table(times, link=FREE, unit="unit"):
+    """One piece for each (F, I, W)."""
+    return CostTable(unit, tuple(PieceCost(f"p{i}", "k", *t) for i, t in enumerate(times)), link)
+
+
+def plan_of(schedule, name="p"):
+    """The plan of a schedule with one piece a stage; each stage is where its actions stand."""
+    home = {action.stage: device for device, row in enumerate(schedule) for action in row}
+    stages, microbatches = len(home), 1 + max(action.microbatch for row in schedule for action in row)
+    pieces = tuple(f"p{i}" for i in range(stages))
+    devices = tuple(home[stage] for stage in range(stages))
+    none = ("none",) * stages
+    return Plan(name, len(schedule), microbatches, pieces, tuple(range(stages + 1)), devices, none, schedule)
+
+
+def rows(*texts):
+    return plan_of(read_csv("\n".join(text.replace(" ", ",") for text in texts)))
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+@pytest.mark.parametrize(("p", "m"), [(1, 1), (1, 5), (2, 2), (4, 8), (4, 3), (8, 1), (5, 17)])
+def test_equal_stages_have_the_closed_form(name, p, m):
+    forward, backward = 3, 5
+    simulation = simulate(make_plan(table([(forward, 3, 2)] * p), p, m, name), table([(forward, 3, 2)] * p))
+    assert simulation.makespan == (m + p - 1) * (forward + backward)
+    assert simulation.bubble_fraction == pytest.approx((p - 1) / (m + p - 1))
+    assert simulation.busy == (m * (forward + backward),) * p
+    in_flight = [m if name == "gpipe" else min(p - i, m) for i in range(p)]
+    assert list(simulation.peak_in_flight) == in_flight
+
+
+def test_internal_bubble_leaves_out_the_ends():
+    costs = table([(1, 1, 1)] * 3)
+    simulation = simulate(make_plan(costs, 3, 3), costs)
+    # Device s starts after s forwards and ends s backwards before the end: 2 (p - 1 - s) ... of 3 (p - 1).
+    assert simulation.makespan == 15
+    assert simulation.internal_bubble == (15 - 9, 12 - 9, 9 - 9)
+
+
+@pytest.mark.parametrize("name", READABLE)
+def test_pytorch_schedules(name):
+    expected = EXPECTED[name]
+    plan = plan_of(read_csv((DATA / "torch" / name).read_text()))
+    check(plan)
+    simulation = simulate(plan, table([(1, 1, 1)] * plan.stages))
+    assert simulation.makespan == expected["unit_cost_makespan"]
+    assert simulation.busy == (expected["ideal_busy"],) * plan.devices
+    assert simulation.bubble_fraction == pytest.approx(expected["bubble_fraction"], abs=1e-6)
+    assert list(simulation.peak_in_flight) == expected["peak_inflight_chunk_activations"]
+
+
+@pytest.mark.parametrize(
+    ("name", "makespan", "in_flight"),
+    [
+        ("pytorch_zb1p_2rank_2stagep_compute.csv", 49, (4, 4)),
+        ("torchtitan_custom_schedule.csv", 50, (16, 16)),
+    ],
+)
+def test_two_devices_with_two_stages_each(name, makespan, in_flight):
+    plan = plan_of(read_csv((DATA / name).read_text()))
+    check(plan)
+    simulation = simulate(plan, table([(1, 1, 1)] * 4))
+    assert simulation.makespan == makespan
+    assert simulation.busy == (48, 48)
+    assert simulation.peak_in_flight == in_flight
+
+
+def measured_rows():
+    with open(DATA / "a100_measured_stage_times.csv") as file:
+        return [row for row in csv.DictReader(file) if row["method"] in ("base", "redis")]
+
+
+@pytest.mark.parametrize("row", measured_rows(), ids=lambda row: row["case"])
+def test_1f1b_predicts_measured_iterations(row):
+    """Eight A100s; all of F and B measured, communication neglected."""
+    forward, backward = (list(map(float, row[f"{x}_us_per_stage"].split())) for x in "FB")
+    costs = table([(f, b, 0) for f, b in zip(forward, backward)], unit="us")
+    plan = make_plan(costs, int(row["pp"]), int(row["microbatches"]))
+    predicted = simulate(plan, costs).makespan / 1e3
+    assert predicted == pytest.approx(float(row["iter_ms_measured"]), rel=0.016)
+    assert predicted == pytest.approx(float(row["sim_1f1b_ms"]), abs=0.06)
+
+
+def zero_bubble_rows():
+    with open(DATA / "zb_iclr_bubble_rates.csv") as file:
+        return list(csv.DictReader(file))
+
+
+@pytest.mark.parametrize("row", zero_bubble_rows(), ids=lambda row: f"{row['p']}x{row['n_microbatch']}")
+def test_1f1b_with_latency_has_the_published_bubble_rate(row):
+    p, m, forward, gradient, weight, comm = (
+        int(row[name]) for name in ("p", "n_microbatch", "F_us", "B_us", "W_us", "comm_us")
+    )
+    costs = table([(forward, gradient, weight)] * p, Link(latency=comm), "us")
+    makespan = simulate(make_plan(costs, p, m), costs).makespan
+    rate = (makespan - m * (forward + gradient + weight)) / makespan
+    assert rate == pytest.approx(float(row["br_1f1b"]), abs=6e-5)
+
+
+def relaxed_end(plan, times, latency):
+    """Naive reference: raise the end of every action until all constraints hold."""
+    place = {action: device for device, row in enumerate(plan.schedule) for action in row}
+    duration = {
+        a: {"F": f, "I": i, "W": w, "B": i + w}[a.phase] for a in place for f, i, w in [times[a.stage]]
+    }
+    before = {action: [] for action in place}
+    for row in plan.schedule:
+        for first, second in pairwise(row):
+            before[second].append((first, 0))
+    for action, device in place.items():
+        for other, source in place.items():
+            gap = 0 if device == source else latency
+            if other.microbatch != action.microbatch:
+                continue
+            step = other.stage - action.stage
+            if (
+                (action.phase == "F" and other.phase == "F" and step == -1)
+                or (action.phase in "IB" and other.phase == "F" and step == 0)
+                or (action.phase in "IB" and other.phase in "IB" and step == 1)
+                or (action.phase == "W" and other.phase == "I" and step == 0)
+            ):
+                before[action].append((other, gap))
+    end = dict(duration)
+    for _ in range(len(place)):
+        old = dict(end)
+        for action, needs in before.items():
+            start = max((end[other] + gap for other, gap in needs), default=0)
+            end[action] = start + duration[action]
+        if end == old:
+            return end
+    raise AssertionError("no fixed point")
+
+
+SOURCES = {
+    "gpipe": SCHEDULES["gpipe"](3, 4),
+    "1f1b": SCHEDULES["1f1b"](4, 5),
+    "zb1p": read_csv((DATA / "pytorch_zb1p_2rank_2stagep_compute.csv").read_text()),
+    "zbv": read_csv((DATA / "torch" / "zbvzerobubble_p4_v2_m8.csv").read_text()),
+}
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.data())
+def test_times_equal_a_naive_relaxation(data):
+    plan = plan_of(SOURCES[data.draw(st.sampled_from(sorted(SOURCES)))])
+    times = [data.draw(st.tuples(*[st.integers(0, 9)] * 3)) for _ in range(plan.stages)]
+    latency = data.draw(st.integers(0, 5))
+    simulation = simulate(plan, table(times, Link(latency)))
+    end = {event.action: event.end for row in simulation.events for event in row}
+    assert end == relaxed_end(plan, times, latency)
+    assert [[event.action for event in row] for row in simulation.events] == [list(r) for r in plan.schedule]
+    costs = table(times)
+    assert simulation.makespan >= lower_bound(costs, plan.devices, plan.microbatches)
+
+
+def test_messages_take_the_bytes_of_the_last_piece_of_a_stage_both_ways():
+    pieces = (
+        PieceCost("a", "k", 1, 1, 1, output_bytes=1000),
+        PieceCost("b", "k", 1, 1, 1, output_bytes=20),
+        PieceCost("c", "k", 1, 1, 1, output_bytes=1000),
+    )
+    plan = replace(rows("0F0 0B0", "1F0 1B0"), pieces=("a", "b", "c"), stage_bounds=(0, 2, 3))
+    plan = replace(plan, recompute=("none",) * 3)
+    first, second = simulate(plan, CostTable("unit", pieces, Link(3, 10))).events
+    # F 0-2, message 3 + 20 / 10 = 5, F 7-8, B 8-10, message 5, B 15-19.
+    assert [(e.start, e.end) for e in first] == [(0, 2), (15, 19)]
+    assert [(e.start, e.end) for e in second] == [(7, 8), (8, 10)]
+
+
+def test_stages_of_one_device_exchange_values_without_a_message():
+    plan = rows("0F0 1F0 1B0 0B0")
+    assert simulate(plan, table([(1, 1, 1)] * 2, Link(latency=100))).makespan == 6
+
+
+def test_a_last_stage_whose_forward_takes_no_time():
+    costs = table([(1, 1, 1), (0, 2, 1)])
+    simulation = simulate(make_plan(costs, 2, 3), costs)
+    assert simulation.peak_in_flight == (2, 1)
+    # Device 1 works from 1 on: 3 x 3, and the last backward of device 0 follows.
+    assert simulation.makespan == 1 + 3 * 3 + 2
+    nothing = table([(0, 0, 0)] * 2)
+    assert simulate(make_plan(nothing, 2, 2), nothing).bubble_fraction == 0.0
+
+
+def test_a_device_without_actions_is_idle():
+    plan = replace(rows("0F0 0B0"), devices=2, schedule=(*rows("0F0 0B0").schedule, ()))
+    simulation = simulate(plan, table([(1, 1, 1)]))
+    assert simulation.busy == (3, 0)
+    assert simulation.internal_bubble == (0, 0)
+    assert simulation.bubble_fraction == 0.5
+
+
+def test_deadlock_names_every_blocked_device():
+    plan = rows("0F0 0B0 0F1 0B1", "1F0 1F1 1B0 1B1", "2F0 2B0 2F1 2B1")
+    with pytest.raises(ValueError) as error:
+        simulate(plan, table([(1, 1, 1)] * 3))
+    assert str(error.value) == (
+        "the schedule of plan 'p' deadlocks: device 0 stops at 0B0, which waits for 1B0 of device 1; "
+        "device 1 stops at 1F1, which waits for 0F1 of device 0; "
+        "device 2 stops at 2F1, which waits for 1F1 of device 1"
+    )
+
+
+def test_deadlock_names_what_nobody_makes():
+    with pytest.raises(ValueError, match="device 1 stops at 1F0, which waits for 0F0, which no device runs"):
+        simulate(rows("0F1 0B1", "1F0 1B0 1F1 1B1"), table([(1, 1, 1)] * 2))
+
+
+def test_what_a_stage_keeps_does_not_travel():
+    plan = rows("0F0 0I0", "0W0")
+    with pytest.raises(ValueError, match="0W0 stands on device 1 but reads what 0I0 left on device 0"):
+        simulate(plan, table([(1, 1, 1)]))
+    with pytest.raises(ValueError, match="device 0 runs 0B0 after 0I0 of device 0 has run"):
+        simulate(rows("0F0 0I0 0B0"), table([(1, 1, 1)]))
+
+
+def test_lower_bound():
+    costs = table([(1, 1, 1), (2, 3, 4), (1, 1, 2)])
+    assert lower_bound(costs, 1, 10) == 160
+    assert lower_bound(costs, 4, 10) == 90
+
+
+def test_large_plans_are_quick():
+    costs = table([(1.0, 1.1, 0.9)] * 64)
+    plan = make_plan(costs, 32, 256)
+    start = time.process_time()
+    simulate(plan, costs)
+    assert time.process_time() - start < 2.0
