@@ -1,0 +1,74 @@
+"""Which forward values to stash: the fewest bytes from which the backward follows cheaply.
+
+Elementwise chains are cheaper to compute again than to keep. The best set is a minimum cut in the
+graph of forward values, from those that are costly to compute (matmuls, loops, reductions) and the
+piece's inputs, to those that the backward looks at.
+"""
+
+import math
+from collections.abc import Iterable
+
+import numpy as np
+from jax.extend.core import Var
+from scipy.sparse import csr_array
+from scipy.sparse.csgraph import breadth_first_order, maximum_flow
+
+from jaxpipe.models.jaxprs import Fragment
+
+CHEAP = frozenset(
+    "abs add add_any and broadcast_in_dim ceil clamp convert_element_type copy cos div eq erf exp exp2 expand_dims "
+    "expm1 floor ge gt integer_pow iota is_finite le log log1p logistic lt max min mul ne neg not one_minus_square "
+    "or pad pow pvary pcast reduce_precision rem reshape round rsqrt select_n sign sin slice sqrt square squeeze "
+    "stop_gradient sub tanh transpose concatenate xor".split()
+)
+"""Primitives that move or change elements one by one."""
+
+_INFINITE = 2**30
+
+
+def fewest_bytes(whole: Fragment, needed: set[Var], candidates: set[Var], reads: Iterable[Var]) -> list[Var]:
+    """Variables to keep so that all of `needed` follow from them by CHEAP equations.
+
+    Args:
+      whole: the traced piece.
+      needed: forward variables that the backward looks at.
+      candidates: forward variables that depend on the piece's inputs; others (from weights and
+        batch) are at hand and cost nothing.
+      reads: the piece's inputs. On ties they are preferred: keeping one needs no copy.
+    """
+    if not needed:
+        return []
+    order = [v for v in reads if v in candidates]
+    makers = {}
+    for eqn in whole.eqns:
+        for var in eqn.outvars:
+            if var in candidates:
+                order.append(var)
+                makers[var] = eqn
+    index = {v: i for i, v in enumerate(order)}
+    unit = max(1, sum(_bytes(v) for v in order) * 4 // _INFINITE + 1)
+    source, sink = 2 * len(order), 2 * len(order) + 1
+    edges = {}
+    for var, i in index.items():
+        size = 4 * _bytes(var) // unit + 1
+        edges[2 * i, 2 * i + 1] = size if var in makers else max(1, size - 1)
+        eqn = makers.get(var)
+        if eqn is None or eqn.primitive.name not in CHEAP:
+            edges[source, 2 * i] = _INFINITE
+        else:
+            for parent in eqn.invars:
+                if isinstance(parent, Var) and parent in index:
+                    edges[2 * index[parent] + 1, 2 * i] = _INFINITE
+        if var in needed:
+            edges[2 * i + 1, sink] = _INFINITE
+    rows, columns = np.array(list(edges)).T
+    graph = csr_array((np.array(list(edges.values()), np.int32), (rows, columns)), shape=(sink + 1, sink + 1))
+    residual = graph - maximum_flow(graph, source, sink).flow
+    residual.data[residual.data < 0] = 0
+    residual.eliminate_zeros()
+    reached = set(breadth_first_order(residual, source, return_predecessors=False).tolist())
+    return [v for v, i in index.items() if 2 * i in reached and 2 * i + 1 not in reached]
+
+
+def _bytes(var: Var) -> int:
+    return math.prod(var.aval.shape) * var.aval.dtype.itemsize

@@ -1,0 +1,127 @@
+"""Code of a model's pieces: traced once by kind and policy, on the local types of a mesh."""
+
+import functools
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import jax
+from jax.sharding import AbstractMesh, AxisType, PartitionSpec
+
+from jaxpipe.models.backward import PhaseCode, PieceCode, trace_piece, varying, zeros
+from jaxpipe.models.piece import Model, example_batch, init_params, param_specs, piece_params, producers
+from jaxpipe.program.spec import PhaseSpec, PieceSpec
+
+AXES = ("stage", "data", "model")
+Codes = dict[tuple[str, str], PieceCode]
+"""Code by (kind, recompute policy)."""
+
+
+class MeshShape(NamedTuple):
+    """Sizes of the mesh axes."""
+
+    stage: int
+    data: int = 1
+    model: int = 1
+
+
+def trace_model(
+    model: Model, mesh: MeshShape, sequences: int, length: int, policies: Sequence[str], dtype
+) -> Codes:
+    """Traces every piece on the local types it will see. Needs no devices.
+
+    Args:
+      sequences: of one micro-batch on one data shard.
+      length: tokens of a sequence.
+      policies: recompute policy of each piece.
+      dtype: that matrices are cast to before the tick loop.
+    """
+    return _trace_model(model, mesh, sequences, length, tuple(policies), jax.numpy.dtype(dtype))
+
+
+@functools.cache
+def _trace_model(model, mesh, sequences, length, policies, dtype) -> Codes:
+    codes: Codes = {}
+
+    def body(params, batch):
+        params, batch = jax.tree.map(lambda v: varying(v, AXES), (compute_copy(params, dtype), batch))
+        types = {}
+        for piece, policy in zip(model.pieces, policies, strict=True):
+            key = piece.kind, policy
+            if key not in codes:
+                reads = {n: types[n] for n in piece.reads}
+                codes[key] = trace_piece(piece, piece_params(piece, params), reads, batch, policy, AXES)
+            for name in piece.reads:
+                expected, found = codes[key].types["read", name], types[name]
+                if (expected.shape, expected.dtype) != (found.shape, found.dtype):
+                    raise ValueError(
+                        f"piece {piece.name!r} reads {name!r} as {found.dtype}{found.shape}; "
+                        f"others of kind {piece.kind!r} as {expected.dtype}{expected.shape}"
+                    )
+            types |= {n: zeros(t, AXES) for n, t in codes[key].group("write").items()}
+        return jax.numpy.zeros(())
+
+    abstract = AbstractMesh(tuple(mesh), AXES, axis_types=(AxisType.Auto,) * 3)
+    mapped = jax.shard_map(
+        body, mesh=abstract, in_specs=(param_specs(model), PartitionSpec()), out_specs=PartitionSpec()
+    )
+    jax.eval_shape(mapped, jax.eval_shape(lambda: init_params(model, 0)), example_batch(sequences, length))
+    return codes
+
+
+def compute_copy(params, dtype):
+    """Parameters as the pieces read them: matrices cast to `dtype`, vectors and scalars left in float32."""
+    return jax.tree.map(lambda v: v.astype(dtype) if v.ndim >= 2 else v, params)
+
+
+def piece_specs(model: Model, codes: Codes, policies: Sequence[str]) -> list[PieceSpec]:
+    """What the lowering must know of each piece."""
+    specs = []
+    for piece, wiring, policy in zip(model.pieces, producers(model.pieces), policies, strict=True):
+        code = codes[piece.kind, policy]
+        values = code.group("read") | code.group("write")
+        trains = policy != "forward"
+        specs.append(
+            PieceSpec(
+                name=piece.name,
+                kind=piece.kind,
+                policy=policy,
+                has_params=bool(code.group("param")),
+                reads=wiring,
+                writes=piece.writes,
+                classes={n: value_class(t) for n, t in values.items()},
+                phases={p: _phase_spec(p, c) for p, c in code.phases.items() if p != "F" or piece.writes or not trains},
+                residual_class=f"{piece.kind}/{policy}/residuals",
+                stash_class=f"{piece.kind}/{policy}/stash",
+            )
+        )
+    return specs
+
+
+def _phase_spec(phase: str, code: PhaseCode) -> PhaseSpec:
+    results = {tag for tag, _ in code.results}
+    if phase == "F":
+        writes = tuple(n for tag, n in code.results if tag == "write")
+        return PhaseSpec(code.names("read"), writes, residuals="residual" in results)
+    return PhaseSpec(
+        reads=code.names("read"),
+        writes=code.names("write"),
+        residuals=bool(code.names("residual")),
+        stash="stash" in results or bool(code.names("stash")),
+        cotangents=code.names("ct_write"),
+    )
+
+
+def value_class(struct: jax.ShapeDtypeStruct) -> str:
+    """Register class of a value: values of one type share registers."""
+    return f"{struct.dtype}[{','.join(map(str, struct.shape))}]"
+
+
+def register_types(codes: Codes) -> dict[str, tuple[jax.ShapeDtypeStruct, ...]]:
+    """Types of the arrays that one register of each class holds."""
+    types = {}
+    for (kind, policy), code in codes.items():
+        for t in (code.group("read") | code.group("write")).values():
+            types[value_class(t)] = (t,)
+        types[f"{kind}/{policy}/residuals"] = tuple(code.group("residual").values())
+        types[f"{kind}/{policy}/stash"] = tuple(code.group("stash").values())
+    return types
