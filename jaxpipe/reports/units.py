@@ -6,7 +6,7 @@ SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6}
 
 def format_time(seconds: float) -> str:
     """Three significant digits with the unit that suits: "1.25 ms", "950 µs", "12.4 s", "2 h 05 min"."""
-    if seconds >= 3600:
+    if seconds >= 3599.5:
         minutes = round(seconds / 60)
         return f"{minutes // 60} h {minutes % 60:02d} min"
     if seconds >= 60:

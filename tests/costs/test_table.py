@@ -1,0 +1,79 @@
+import json
+
+import pytest
+
+from jaxpipe.costs import table as tables
+from jaxpipe.costs.table import CostTable, Link, PieceCost
+
+TABLE = CostTable(
+    unit="us",
+    pieces=(
+        PieceCost("embed", "embed", 1.5, 0, 2, param_bytes=100, output_bytes=8),
+        PieceCost("head", "head", 0, 7.25, 3, stash_bytes=5, grad_stash_bytes=6),
+    ),
+    link=Link(latency=2.0, bytes_per_unit=400.0),
+    memory_limit_bytes=1 << 30,
+    state_factor=4.5,
+)
+
+
+@pytest.mark.parametrize("table", [TABLE, CostTable("unit", TABLE.pieces)])
+def test_round_trip(table, tmp_path):
+    tables.save(table, tmp_path / "costs.json")
+    assert tables.load(tmp_path / "costs.json") == table
+    # Strict JSON has no infinity: the default bandwidth must be written as null.
+    json.loads((tmp_path / "costs.json").read_text(), parse_constant=pytest.fail)
+
+
+def test_small_hand_written_table():
+    data = {"format": "jaxpipe-costs/1", "pieces": [{"name": "a", "kind": "k", "F": 1, "I": 2, "W": 3}]}
+    table = tables.from_json(data)
+    assert table == CostTable("unit", (PieceCost("a", "k", 1, 2, 3),))
+    assert table.pieces[0].total == 6
+
+
+def test_link_time():
+    assert Link(2.0, 400.0).time(1000) == 2.0 + 2.5
+    assert Link().time(10**12) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"format": None}, "'format' is None; expected 'jaxpipe-costs/1'"),
+        ({"unit": "hours"}, r"'unit' is 'hours'; expected one of \['s', 'ms', 'us', 'unit'\]"),
+        ({"pieces": []}, "'pieces' must be a list with at least one piece"),
+        ({"pieces": ["a"]}, r"pieces\[0\] is 'a'; expected an object"),
+        ({"pieces": [{"name": "a", "kind": "k", "F": 1}]}, r"pieces\[0\]: missing fields \['I', 'W'\]"),
+        ({"peices": []}, r"unknown fields \['peices'\]"),
+        ({"link": {"speed": 1}}, r"link: unknown fields \['speed'\]"),
+        ({"link": {"latency": None}}, "link.latency is None; expected a finite number"),
+        ({"link": {"bytes_per_unit": 0}}, "link.bytes_per_unit is 0; expected more"),
+        ({"memory_limit_bytes": "80G"}, "memory_limit_bytes is '80G'; expected a finite number"),
+        ({"state_factor": -1}, "state_factor is -1; expected a finite number of at least 0"),
+    ],
+)
+def test_errors_name_the_field(changes, message):
+    with pytest.raises(ValueError, match=message):
+        tables.from_json(tables.to_json(TABLE) | changes)
+
+
+@pytest.mark.parametrize("value", [-1, "1", None, True, float("nan"), float("inf")])
+def test_a_cost_must_be_a_finite_number(value):
+    data = tables.to_json(TABLE)
+    data["pieces"][1]["I"] = value
+    with pytest.raises(ValueError, match=r"pieces\[1\].I is .*; expected a finite number of at least 0"):
+        tables.from_json(data)
+
+
+def test_names_of_pieces_must_differ():
+    data = tables.to_json(TABLE)
+    data["pieces"][1]["name"] = "embed"
+    with pytest.raises(ValueError, match=r"several pieces named \['embed'\]"):
+        tables.from_json(data)
+
+
+def test_errors_of_files_name_the_file(tmp_path):
+    (tmp_path / "costs.json").write_text("[]")
+    with pytest.raises(ValueError, match=r"costs\.json: a cost table must be a JSON object, not list"):
+        tables.load(tmp_path / "costs.json")
