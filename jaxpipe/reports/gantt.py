@@ -12,7 +12,7 @@ from matplotlib.patches import Patch
 from jaxpipe.planning.plan import Event, Plan
 from jaxpipe.planning.simulator import Simulation
 from jaxpipe.reports.trace import PHASE_NAMES
-from jaxpipe.reports.units import SECONDS, format_bytes, format_duration
+from jaxpipe.reports.units import format_bytes, format_duration, unit_seconds
 
 # Okabe and Ito (2008): told apart under the common colour vision deficiencies.
 COLORS = {"F": "#56B4E9", "B": "#E69F00", "I": "#CC79A7", "W": "#009E73"}
@@ -69,11 +69,9 @@ def _axis_unit(makespan: float, unit: str) -> tuple[float, str]:
     """Factor from the table's unit to that of the axis, and the name of the latter."""
     if unit == "unit":
         return 1.0, unit
-    if unit not in SECONDS:
-        raise ValueError(f"unknown time unit {unit!r}; known: {', '.join(SECONDS)}, unit")
-    seconds = makespan * SECONDS[unit]
+    seconds = makespan * unit_seconds(unit)
     name = "s" if seconds >= 1 else "ms" if seconds >= 1e-3 else "us"
-    return SECONDS[unit] / SECONDS[name], "µs" if name == "us" else name
+    return unit_seconds(unit) / unit_seconds(name), "µs" if name == "us" else name
 
 
 def _draw_rows(axes: Axes, simulation: Simulation, plan: Plan, scale: float) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from jaxpipe.planning.plan import Event
 from jaxpipe.planning.simulator import Simulation
-from jaxpipe.reports.units import SECONDS
+from jaxpipe.reports.units import unit_seconds
 
 PHASE_NAMES = {"F": "forward", "I": "input gradient", "W": "weight gradient", "B": "backward"}
 
@@ -91,8 +91,4 @@ def _metadata(kind: str, process_id: int, thread: int, name: str) -> dict:
 
 def _microseconds(unit: str) -> float:
     """Microseconds in one unit of a cost table."""
-    if unit == "unit":
-        return 1.0
-    if unit not in SECONDS:
-        raise ValueError(f"unknown time unit {unit!r}; known: {', '.join(SECONDS)}, unit")
-    return SECONDS[unit] * 1e6
+    return 1.0 if unit == "unit" else unit_seconds(unit) * 1e6

@@ -4,6 +4,17 @@ SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6}
 """Length of the time units of cost tables; the unit "unit" has none."""
 
 
+def unit_seconds(unit: str) -> float:
+    """Seconds in one time unit of a cost table that has a stated length.
+
+    Raises:
+      ValueError: for any other unit.
+    """
+    if unit not in SECONDS:
+        raise ValueError(f"unknown time unit {unit!r}; known: {', '.join(SECONDS)}, unit")
+    return SECONDS[unit]
+
+
 def format_time(seconds: float) -> str:
     """Three significant digits with the unit that suits: "1.25 ms", "950 µs", "12.4 s", "2 h 05 min"."""
     if seconds >= 3599.5:
@@ -26,9 +37,7 @@ def format_duration(value: float, unit: str) -> str:
     """
     if unit == "unit":
         return f"{value:,.0f}" if value >= 1000 else _digits(value)
-    if unit not in SECONDS:
-        raise ValueError(f"unknown time unit {unit!r}; known: {', '.join(SECONDS)}, unit")
-    return format_time(value * SECONDS[unit])
+    return format_time(value * unit_seconds(unit))
 
 
 def format_bytes(size: float) -> str:

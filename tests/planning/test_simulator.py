@@ -58,7 +58,7 @@ def test_equal_stages_have_the_closed_form(name, p, m):
 def test_internal_bubble_leaves_out_the_ends():
     costs = table([(1, 1, 1)] * 3)
     simulation = simulate(make_plan(costs, 3, 3), costs)
-    # Device s starts after s forwards and ends s backwards before the end: 2 (p - 1 - s) ... of 3 (p - 1).
+    # Device s starts s forwards (1 each) after time 0 and ends s backwards (2 each) before the end.
     assert simulation.makespan == 15
     assert simulation.internal_bubble == (15 - 9, 12 - 9, 9 - 9)
 
