@@ -130,4 +130,6 @@ def _required(cls) -> list[dataclasses.Field]:
 
 
 def _type_name(expected) -> str:
+    if expected is float:
+        return "a finite number"
     return expected.__name__ if isinstance(expected, type) else str(expected)
