@@ -1,0 +1,193 @@
+"""The Mamba-2 block (Dao and Gu 2024, arXiv 2405.21060) in the chunked form of its section 6.
+
+Shape letters: B sequences, S tokens, H hidden size, G groups, R heads in a group, P head size, E state
+size, W width of the convolution, C chunks of Q tokens. Each group shares its input and output vectors
+("B" and "C" in the paper, here `b` and `c`). Neither state nor convolution crosses from one packed
+document into the next.
+"""
+
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from jaxpipe.models.collectives import gather_sequence, scatter_sequence
+from jaxpipe.models.layers import normal, project, residual_std, rms_norm
+from jaxpipe.models.piece import Batch, Values
+
+
+def run_numbers(segments_BxS: jax.Array) -> jax.Array:
+    """int32[B, S]: numbers the runs of equal segments from 0, so that every change starts a new one."""
+    change = segments_BxS[:, 1:] != segments_BxS[:, :-1]
+    return jnp.cumsum(jnp.pad(change, ((0, 0), (1, 0))), axis=1, dtype=jnp.int32)
+
+
+def causal_conv(x: jax.Array, kernel: jax.Array, bias: jax.Array, runs_BxS: jax.Array) -> jax.Array:
+    """Depthwise causal convolution and SiLU: silu(bias + sum_w kernel[w] * x[t - w]) within each run.
+
+    x [B, S, G, ...], kernel [W, G, ...], bias [G, ...]; summed in float32, given in x's dtype.
+    Shifted sums, since XLA's convolutions with one input channel a group are slow on CPUs.
+    """
+    length, wide = x.shape[1], x.astype(jnp.float32)
+    y = bias + wide * kernel[0]
+    for w in range(1, kernel.shape[0]):
+        shifted = jnp.pad(wide, [(0, 0), (w, 0)] + [(0, 0)] * (x.ndim - 2))[:, :length]
+        earlier = jnp.pad(runs_BxS, ((0, 0), (w, 0)), constant_values=-1)[:, :length]
+        same = (earlier == runs_BxS).reshape(*runs_BxS.shape, *[1] * (x.ndim - 2))
+        y = y + jnp.where(same, shifted, 0) * kernel[w]
+    return nn.silu(y).astype(x.dtype)
+
+
+def ssd(x, dt, a, b, c, runs, chunk: int) -> jax.Array:
+    """State-space duality: y[t] = c[t] h[t] with h[t] = exp(dt[t] a) h[t-1] + dt[t] b[t] x[t]^T.
+
+    h is a matrix [E, P] for every head and starts from 0 in every run. Section 6 of the paper: within a chunk
+    a masked attention, across chunks a recurrence over one state a chunk. Matmuls in x's dtype; decays
+    and the recurrence in float32.
+
+    Args:
+      x: [B, S, G, R, P].
+      dt: float32[B, S, G, R], positive step sizes.
+      a: float32[G, R], negative.
+      b, c: [B, S, G, E].
+      runs: int32[B, S], see `run_numbers`.
+      chunk: tokens in a chunk; any S will do.
+
+    Returns:
+      y: [B, S, G, R, P] in x's dtype.
+    """
+    length = x.shape[1]
+    size = min(chunk, length)
+    tail = -length % size
+    # Padded tokens have dt = 0: they neither change the state nor decay it.
+    x, dt, b, c = (_chunks(u, size, tail, "constant") for u in (x, dt, b, c))
+    runs = _chunks(runs, size, tail, "edge")
+    sums_BxCxQxGxR = jnp.cumsum(dt * a, axis=2)
+    xdt = (x * dt[..., None]).astype(x.dtype)
+
+    tokens = jnp.arange(size)
+    same = (runs[:, :, :, None] == runs[:, :, None, :]) & (tokens[:, None] >= tokens)
+    sums_BxCxGxRxQ = sums_BxCxQxGxR.transpose(0, 1, 3, 4, 2)
+    gap = sums_BxCxGxRxQ[..., :, None] - sums_BxCxGxRxQ[..., None, :]
+    # Masked before exp, which would overflow above the diagonal.
+    decay_BxCxGxRxQxQ = jnp.exp(jnp.where(same[:, :, None, None], gap, -jnp.inf))
+    scores = jnp.einsum("bcqge,bckge->bcgqk", c, b)
+    mixing = (scores[:, :, :, None] * decay_BxCxGxRxQxQ).astype(x.dtype)
+    y = jnp.einsum("bcgrqk,bckgrp->bcqgrp", mixing, xdt)
+    if x.shape[1] > 1:
+        y_later = _from_earlier_chunks(xdt, sums_BxCxQxGxR, b, c, runs)
+        y = jnp.concatenate([y[:, :1], y[:, 1:] + y_later], axis=1)
+    return y.reshape(y.shape[0], -1, *y.shape[3:])[:, :length]
+
+
+def _from_earlier_chunks(xdt, sums, b, c, runs) -> jax.Array:
+    """What chunks 1.. read from the state left by the chunks before them: [B, C-1, Q, G, R, P]."""
+    last = runs[:, :, -1:]
+    to_end = jnp.exp(sums[:, :-1, -1:] - sums[:, :-1])
+    to_end = jnp.where((runs == last)[:, :-1, :, None, None], to_end, 0)
+    kept = (xdt[:, :-1] * to_end[..., None]).astype(xdt.dtype)
+    added = jnp.einsum("bcqge,bcqgrp->cbgrep", b[:, :-1], kept).astype(jnp.float32)
+    through = jnp.exp(sums[:, 1:-1, -1])  # decay of the state over chunks 1 .. C-2
+    through = jnp.where((last[:, 1:-1] == last[:, :-2])[..., None], through, 0)
+
+    def step(state, decay_and_added):
+        decay, more = decay_and_added
+        state = state * decay[..., None, None] + more
+        return state, state
+
+    _, later = lax.scan(step, added[0], (jnp.moveaxis(through, 1, 0), added[1:]))
+    states = jnp.concatenate([added[:1], later]).astype(xdt.dtype)  # entering chunks 1 .. C-1
+    from_start = jnp.where((runs[:, 1:] == last[:, :-1])[..., None, None], jnp.exp(sums[:, 1:]), 0)
+    y = jnp.einsum("bcqge,cbgrep->bcqgrp", c[:, 1:], states)
+    return (y * from_start[..., None]).astype(xdt.dtype)
+
+
+def _chunks(u: jax.Array, size: int, tail: int, mode: str) -> jax.Array:
+    """[B, S, ...] -> [B, C, Q, ...], `tail` tokens added at the end."""
+    if tail:
+        u = jnp.pad(u, [(0, 0), (0, tail)] + [(0, 0)] * (u.ndim - 2), mode=mode)
+    return u.reshape(u.shape[0], -1, size, *u.shape[2:])
+
+
+def _init_dt_bias(key, shape, dtype=jnp.float32):
+    """softplus^-1 of step sizes spread evenly in logarithm over 0.001 .. 0.1."""
+    dt = jnp.exp(jax.random.uniform(key, shape, dtype, jnp.log(1e-3), jnp.log(1e-1)))
+    return dt + jnp.log(-jnp.expm1(-dt))
+
+
+def _init_a_log(key, shape, dtype=jnp.float32):
+    """log of decay rates spread evenly over 1 .. 16."""
+    return jnp.log(jax.random.uniform(key, shape, dtype, 1.0, 16.0))
+
+
+class Mamba2(nn.Module):
+    """x -> x + W_out norm(ssd(...) * silu(z)), section 7.1 of the paper; x [B, S/tp, H].
+
+    The projections stand apart (the paper's code joins them), so that each is split over `model` by heads or
+    groups. The gated RMSNorm is one for each group, so a device normalises its own groups.
+    """
+
+    hidden: int
+    heads: int
+    head_dim: int
+    groups: int
+    state: int
+    conv_width: int
+    chunk: int
+    blocks: int
+    norm_eps: float
+    tp: int = 1
+    dtype: Any = jnp.float32
+
+    @nn.compact
+    def __call__(self, values: Values, batch: Batch):
+        groups, per_group = self.groups // self.tp, self.heads // self.groups
+        inner = (groups, per_group, self.head_dim)
+        norm = self.param("norm", nn.initializers.ones, (self.hidden,))
+        n = gather_sequence(rms_norm(values["x"], norm, self.norm_eps), self.tp)
+        runs = run_numbers(batch["segments"])
+
+        z = self._project("z", n, inner)
+        x = self._conv("conv_x", self._project("x", n, inner), runs)
+        b = self._conv("conv_b", self._project("b", n, (groups, self.state)), runs)
+        c = self._conv("conv_c", self._project("c", n, (groups, self.state)), runs)
+        dt = self._project("dt", n, (groups, per_group)).astype(jnp.float32)
+        dt = jax.nn.softplus(dt + self._by_head("dt_bias", _init_dt_bias))
+        a = -jnp.exp(self._by_head("a_log", _init_a_log))
+
+        y = ssd(x, dt, a, b, c, runs, self.chunk)
+        y = y + x * self._by_head("skip", nn.initializers.ones)[..., None].astype(self.dtype)
+        y = y * nn.silu(z)
+        gated = y.reshape(*y.shape[:3], per_group * self.head_dim)
+        ones = nn.with_partitioning(nn.initializers.ones, ("model", None))
+        gate_norm = self.param("gate_norm", ones, (groups, per_group * self.head_dim))
+        y = rms_norm(gated, gate_norm, self.norm_eps).reshape(y.shape)
+        std = residual_std(self.heads * self.head_dim, self.blocks)
+        out = self.param("out", normal(std, ("model", None, None, None)), (*inner, self.hidden))
+        return {"x": values["x"] + scatter_sequence(project("bsgrp,grph->bsh", y, out), self.tp)}, {}
+
+    def _project(self, name: str, n: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+        """n [B, S, H] times a parameter [H, *shape], of which the first of `shape` is split."""
+        init = normal(self.hidden**-0.5, (None, "model", *[None] * (len(shape) - 1)))
+        w = self.param(name, init, (self.hidden, *shape))
+        return project(f"bsh,h{'grp'[: len(shape)]}->bs{'grp'[: len(shape)]}", n, w)
+
+    def _conv(self, name: str, u: jax.Array, runs: jax.Array) -> jax.Array:
+        """`causal_conv` of u [B, S, G, ...] with a kernel and a bias of its own."""
+        split = ("model", *[None] * (u.ndim - 3))
+        bound = self.conv_width**-0.5
+        kernel_init = nn.with_partitioning(_symmetric_uniform(bound), (None, *split))
+        bias_init = nn.with_partitioning(nn.initializers.zeros, split)
+        kernel = self.param(name, kernel_init, (self.conv_width, *u.shape[2:]))
+        return causal_conv(u, kernel, self.param(f"{name}_bias", bias_init, u.shape[2:]), runs)
+
+    def _by_head(self, name: str, init) -> jax.Array:
+        """A float32 parameter [G, R], one number a head."""
+        shape = (self.groups // self.tp, self.heads // self.groups)
+        return self.param(name, nn.with_partitioning(init, ("model", None)), shape).astype(jnp.float32)
+
+
+def _symmetric_uniform(bound: float):
+    return lambda key, shape, dtype=jnp.float32: jax.random.uniform(key, shape, dtype, -bound, bound)
