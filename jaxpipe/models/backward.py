@@ -181,8 +181,14 @@ def _check(piece: Piece, written: Mapping, losses: Mapping, axes: tuple[str, ...
             f"declared are {sorted(piece.writes)} and {sorted(piece.losses)}"
         )
     for name, loss in losses.items():
-        if piece.module.tp > 1 and "model" in axes and "model" not in jax.typeof(loss).manual_axis_type.varying:
-            raise ValueError(f"piece {piece.name!r}: loss {name!r} is the same on all of axis 'model'; give shares")
+        if (
+            piece.module.tp > 1
+            and "model" in axes
+            and "model" not in jax.typeof(loss).manual_axis_type.varying
+        ):
+            raise ValueError(
+                f"piece {piece.name!r}: loss {name!r} is the same on all of axis 'model'; give shares"
+            )
 
 
 def _struct(aval) -> jax.ShapeDtypeStruct:

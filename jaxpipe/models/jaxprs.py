@@ -6,7 +6,12 @@ from dataclasses import dataclass
 import jax
 from jax.extend.core import ClosedJaxpr, JaxprEqn, Literal, Var
 
-_CALLS = {"jit": "jaxpr", "closed_call": "call_jaxpr", "custom_jvp_call": "call_jaxpr", "custom_vjp_call": "call_jaxpr"}
+_CALLS = {
+    "jit": "jaxpr",
+    "closed_call": "call_jaxpr",
+    "custom_jvp_call": "call_jaxpr",
+    "custom_vjp_call": "call_jaxpr",
+}
 
 
 @dataclass(frozen=True, eq=False)

@@ -90,7 +90,7 @@ def producers(pieces: tuple[Piece, ...]) -> list[dict[str, int]]:
     latest, result = {}, []
     for i, piece in enumerate(pieces):
         result.append({name: latest[name] for name in piece.reads})
-        latest.update({name: i for name in piece.writes})
+        latest.update(dict.fromkeys(piece.writes, i))
     return result
 
 

@@ -37,7 +37,9 @@ class Timetable(NamedTuple):
     length: int
 
 
-def place(plan: Plan, rows: Sequence[Sequence[Sequence[Instruction]]], pieces: Sequence[PieceSpec]) -> Timetable:
+def place(
+    plan: Plan, rows: Sequence[Sequence[Sequence[Instruction]]], pieces: Sequence[PieceSpec]
+) -> Timetable:
     """Places every action on the earliest tick that its inputs allow, in the plan's order.
 
     Raises:

@@ -23,7 +23,8 @@ def verify(program: Program, pieces: Sequence[PieceSpec]) -> None:
     sizes = dict(sig.registers)
     spare = {c.register_class for c in sig.channels}
     files = [
-        {name: [None] * (count + (name in spare)) for name, count in sizes.items()} for _ in range(sig.devices)
+        {name: [None] * (count + (name in spare)) for name, count in sizes.items()}
+        for _ in range(sig.devices)
     ]
     done = Counter()
     for tick in range(program.length):
@@ -38,13 +39,17 @@ def verify(program: Program, pieces: Sequence[PieceSpec]) -> None:
                 if not 0 <= target - channel.offset < sig.devices:
                     arrivals.append((target, channel.register_class, program.receive[target, c, tick], None))
         for device in range(sig.devices):
-            for at in range(program.first[device, tick], program.first[device, tick] + program.count[device, tick]):
+            for at in range(
+                program.first[device, tick], program.first[device, tick] + program.count[device, tick]
+            ):
                 _step(program, pieces, files[device], device, tick, at, done)
         written = set()
         for target, name, number, sent in arrivals:
             if number != sizes[name]:
                 if (target, name, number) in written:
-                    raise ValueError(f"tick {tick}: two messages arrive in register {name}[{number}] of device {target}")
+                    raise ValueError(
+                        f"tick {tick}: two messages arrive in register {name}[{number}] of device {target}"
+                    )
                 written.add((target, name, number))
                 files[target][name][number] = sent
     for i, spec in enumerate(pieces):
@@ -64,7 +69,9 @@ def _backward_once(spec: PieceSpec, ran: dict[str, int]) -> bool:
 def _step(program: Program, pieces, registers, device, tick, at, done) -> None:
     op = program.signature.ops[program.op[device, at]]
     microbatch = int(program.microbatch[device, at])
-    where = f"tick {tick}, device {device}, instruction {at} ({op.phase} of {op.kind}, micro-batch {microbatch})"
+    where = (
+        f"tick {tick}, device {device}, instruction {at} ({op.phase} of {op.kind}, micro-batch {microbatch})"
+    )
     candidates = _pieces_of(program, pieces, device, op)
     operands = [int(r) for r in program.operands[device, at]]
     for i in candidates:

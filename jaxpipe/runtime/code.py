@@ -2,7 +2,6 @@
 
 import functools
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import jax
 from jax.sharding import AbstractMesh, AxisType, PartitionSpec
@@ -16,20 +15,18 @@ Codes = dict[tuple[str, str], PieceCode]
 """Code by (kind, recompute policy)."""
 
 
-class MeshShape(NamedTuple):
-    """Sizes of the mesh axes."""
-
-    stage: int
-    data: int = 1
-    model: int = 1
+def abstract_mesh(stage: int, data: int = 1, model: int = 1) -> AbstractMesh:
+    """A mesh of the given axis sizes without devices: enough to trace, plan and predict."""
+    return AbstractMesh((stage, data, model), AXES, axis_types=(AxisType.Auto,) * 3)
 
 
 def trace_model(
-    model: Model, mesh: MeshShape, sequences: int, length: int, policies: Sequence[str], dtype
+    model: Model, mesh: AbstractMesh, sequences: int, length: int, policies: Sequence[str], dtype
 ) -> Codes:
     """Traces every piece on the local types it will see. Needs no devices.
 
     Args:
+      mesh: the mesh whose `model` axis splits the pieces; code runs on that very mesh only.
       sequences: of one micro-batch on one data shard.
       length: tokens of a sequence.
       policies: recompute policy of each piece.
@@ -60,9 +57,8 @@ def _trace_model(model, mesh, sequences, length, policies, dtype) -> Codes:
             types |= {n: zeros(t, AXES) for n, t in codes[key].group("write").items()}
         return jax.numpy.zeros(())
 
-    abstract = AbstractMesh(tuple(mesh), AXES, axis_types=(AxisType.Auto,) * 3)
     mapped = jax.shard_map(
-        body, mesh=abstract, in_specs=(param_specs(model), PartitionSpec()), out_specs=PartitionSpec()
+        body, mesh=mesh, in_specs=(param_specs(model), PartitionSpec()), out_specs=PartitionSpec()
     )
     jax.eval_shape(mapped, jax.eval_shape(lambda: init_params(model, 0)), example_batch(sequences, length))
     return codes
@@ -89,7 +85,11 @@ def piece_specs(model: Model, codes: Codes, policies: Sequence[str]) -> list[Pie
                 reads=wiring,
                 writes=piece.writes,
                 classes={n: value_class(t) for n, t in values.items()},
-                phases={p: _phase_spec(p, c) for p, c in code.phases.items() if p != "F" or piece.writes or not trains},
+                phases={
+                    p: _phase_spec(p, c)
+                    for p, c in code.phases.items()
+                    if p != "F" or piece.writes or not trains
+                },
                 residual_class=f"{piece.kind}/{policy}/residuals",
                 stash_class=f"{piece.kind}/{policy}/stash",
             )

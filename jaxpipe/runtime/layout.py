@@ -1,0 +1,133 @@
+"""Where parameters live: one array for each (kind, slot), with a leading axis over devices.
+
+Slot j of kind k on device d holds the parameters of piece slots[k][d][j], or zeros where a device
+has fewer pieces of that kind. A tied parameter has a copy in the slot of every user.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from jaxpipe.models.piece import Model, init_params, param_specs, piece_params
+from jaxpipe.program.program import Program
+
+SlotTree = dict[str, dict]
+"""Slot key -> tree of arrays [P, *parameter shape]."""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """placement: (slot key, piece index or -1 for each device), in order of kinds and slots."""
+
+    placement: tuple[tuple[str, tuple[int, ...]], ...]
+
+
+def slot_key(kind: str, slot: int) -> str:
+    """Name of a parameter slot."""
+    return f"{kind}:{slot}"
+
+
+def make_layout(model: Model, program: Program) -> Layout:
+    """The layout that a program expects: as many slots of each kind as its ops name."""
+    width: dict[str, int] = {}
+    for piece in model.pieces:
+        if jax.tree.leaves(_shapes(model, piece)):
+            width[piece.kind] = max(map(len, program.slots[piece.kind]))
+    for op in program.signature.ops:
+        if op.kind in width:
+            width[op.kind] = max(width[op.kind], op.slot + 1)
+    placement = []
+    for kind, count in sorted(width.items()):
+        for slot in range(count):
+            held = tuple(d[slot] if slot < len(d) else -1 for d in program.slots[kind])
+            placement.append((slot_key(kind, slot), held))
+    return Layout(tuple(placement))
+
+
+def _shapes(model: Model, piece) -> dict:
+    return piece_params(piece, jax.eval_shape(lambda: init_params(model, 0)))
+
+
+def _examples(model: Model, layout: Layout) -> dict[str, object]:
+    """Slot key -> any piece of the slot's kind."""
+    by_kind = {p.kind: p for p in model.pieces}
+    return {key: by_kind[key.rsplit(":", 1)[0]] for key, _ in layout.placement}
+
+
+def slot_specs(model: Model, layout: Layout) -> SlotTree:
+    """PartitionSpec of every slot array: axis `stage`, then those of the parameter."""
+    specs = param_specs(model)
+    return {
+        key: jax.tree.map(lambda s: PartitionSpec("stage", *s), piece_params(piece, specs), is_leaf=_is_spec)
+        for key, piece in _examples(model, layout).items()
+    }
+
+
+def _is_spec(value) -> bool:
+    return isinstance(value, PartitionSpec)
+
+
+def shardings(mesh: Mesh, specs) -> dict:
+    """NamedShardings for a tree of PartitionSpecs."""
+    return jax.tree.map(lambda s: NamedSharding(mesh, s), specs, is_leaf=_is_spec)
+
+
+def to_slots(model: Model, layout: Layout, params: Mapping) -> SlotTree:
+    """Parameters (or anything shaped like them) by piece -> slot arrays. Call it under `jit`."""
+    result = {}
+    for (key, held), piece in zip(layout.placement, _examples(model, layout).values()):
+        shapes = jax.tree.map(jnp.zeros_like, piece_params(piece, params))
+        rows = [piece_params(model.pieces[i], params) if i >= 0 else shapes for i in held]
+        result[key] = jax.tree.map(lambda *leaves: jnp.stack(leaves), *rows)
+    return result
+
+
+def from_slots(model: Model, layout: Layout, slots: SlotTree) -> dict:
+    """The inverse of `to_slots`: a tree by piece in model order, tied parameters at their owner."""
+    found = {}
+    for key, held in layout.placement:
+        for device, i in enumerate(held):
+            if i >= 0:
+                own = jax.tree.map(lambda a, d=device: a[d], slots[key])
+                tied = {name for name, _ in model.pieces[i].tied}
+                found[i] = {n: v for n, v in own.items() if n not in tied}
+    return {p.name: found.get(i, {}) for i, p in enumerate(model.pieces)}
+
+
+def owned(model: Model, layout: Layout, slots: SlotTree) -> SlotTree:
+    """Shaped like `slots` with float32[P] leaves: 1 where a device's copy counts, else 0.
+
+    Empty slots and copies of tied parameters do not count.
+    """
+    result = {}
+    for (key, held), piece in zip(layout.placement, _examples(model, layout).values()):
+        present = np.array([i >= 0 for i in held], np.float32)
+        tied = {name for name, _ in piece.tied}
+        result[key] = {
+            name: jax.tree.map(lambda _, c=present * (name not in tied): c, tree)
+            for name, tree in slots[key].items()
+        }
+    return result
+
+
+def tied_users(model: Model, layout: Layout) -> list[dict[tuple[str, str], np.ndarray]]:
+    """For each tied parameter: (slot key, parameter) -> float32[P], 1 where a device holds a copy."""
+    groups: dict[tuple[str, str], dict[tuple[str, str], np.ndarray]] = {}
+    names = {(p.name, n): owner for p in model.pieces for n, owner in p.tied}
+    owners = set(names.values())
+    for key, held in layout.placement:
+        kind = key.rsplit(":", 1)[0]
+        pieces = [p for p in model.pieces if p.kind == kind]
+        for name in {n for p in pieces for o, n in [*owners, *names] if o == p.name}:
+            for owner in owners:
+                flags = [
+                    i >= 0 and names.get((model.pieces[i].name, name), (model.pieces[i].name, name)) == owner
+                    for i in held
+                ]
+                if any((names.get((p.name, name), (p.name, name))) == owner for p in pieces):
+                    groups.setdefault(owner, {})[key, name] = np.array(flags, np.float32)
+    return [groups[o] for o in sorted(groups)]
