@@ -42,7 +42,7 @@ def project(formula: str, x: jax.Array, w: jax.Array) -> jax.Array:
 
 
 def rms_norm(x: jax.Array, scale: jax.Array, eps: float) -> jax.Array:
-    """x / rms(x) * scale over the last axis (arXiv 1910.07467, equation 4); float32 inside, x's dtype outside."""
+    """x / rms(x) * scale over the last axis in float32, given in x's dtype (arXiv 1910.07467, equation 4)."""
     wide = x.astype(jnp.float32)
     inverse = lax.rsqrt(jnp.mean(wide * wide, -1, keepdims=True) + eps)
     return (wide * inverse * scale.astype(jnp.float32)).astype(x.dtype)
