@@ -16,7 +16,7 @@ from scipy.sparse.csgraph import breadth_first_order, maximum_flow
 from jaxpipe.models.jaxprs import Fragment
 
 CHEAP = frozenset(
-    ["abs", "add", "add_any", "and", "broadcast_in_dim", "ceil", "clamp", "convert_element_type", "copy", "cos", "div", "eq", "erf", "exp", "exp2", "expand_dims", "expm1", "floor", "ge", "gt", "integer_pow", "iota", "is_finite", "le", "log", "log1p", "logistic", "lt", "max", "min", "mul", "ne", "neg", "not", "one_minus_square", "or", "pad", "pow", "pvary", "pcast", "reduce_precision", "rem", "reshape", "round", "rsqrt", "select_n", "sign", "sin", "slice", "sqrt", "square", "squeeze", "stop_gradient", "sub", "tanh", "transpose", "concatenate", "xor"]
+    ["abs", "add", "add_any", "and", "broadcast_in_dim", "ceil", "clamp", "concatenate", "convert_element_type", "copy", "cos", "div", "eq", "erf", "exp", "exp2", "expand_dims", "expm1", "floor", "ge", "gt", "integer_pow", "iota", "is_finite", "le", "log", "log1p", "logistic", "lt", "max", "min", "mul", "ne", "neg", "not", "one_minus_square", "or", "pad", "pcast", "pow", "pvary", "reduce_precision", "rem", "reshape", "round", "rsqrt", "select_n", "sign", "sin", "slice", "sqrt", "square", "squeeze", "stop_gradient", "sub", "tanh", "transpose", "xor"]
 )
 """Primitives that move or change elements one by one."""
 

@@ -16,11 +16,12 @@ from jax import lax
 from jax.sharding import Mesh, PartitionSpec
 
 from jaxpipe.models.backward import varying
+from jaxpipe.models.code import AXES, Codes, compute_copy
 from jaxpipe.models.piece import Model
 from jaxpipe.program.program import Op, Program, Signature
 from jaxpipe.program.spec import PieceSpec, operands, register_class
-from jaxpipe.runtime.code import AXES, Codes, compute_copy, register_types
 from jaxpipe.runtime.layout import Layout, slot_key, slot_specs, tied_users
+from jaxpipe.runtime.specs import register_types
 
 
 class State(NamedTuple):
