@@ -228,11 +228,6 @@ def _check_together(config: Config) -> None:
         raise ValueError(
             f"field 'model.vocab' is {config.model.vocab}; expected at least {BYTES}, as tokens are bytes"
         )
-    if config.optimizer.warmup_steps > config.train.steps:
-        raise ValueError(
-            f"field 'optimizer.warmup_steps' is {config.optimizer.warmup_steps}; "
-            f"expected at most train.steps ({config.train.steps})"
-        )
     recompute_policies(config.plan.recompute)
 
 
