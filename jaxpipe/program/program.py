@@ -7,9 +7,9 @@ from typing import NamedTuple
 import numpy as np
 
 from jaxpipe.planning.plan import Plan
-from jaxpipe.program.instructions import Instruction, expand
+from jaxpipe.program.instructions import Form, expand
 from jaxpipe.program.registers import allocate
-from jaxpipe.program.spec import PieceSpec, kept_reads
+from jaxpipe.program.spec import PieceSpec
 from jaxpipe.program.ticks import Channel, place
 
 
@@ -88,24 +88,25 @@ def lower(plan: Plan, pieces: Sequence[PieceSpec]) -> Program:
     """Lowers a plan to a program.
 
     Raises:
-      ValueError: the plan's schedule deadlocks, or does not fit the pieces.
+      ValueError: the schedule deadlocks; the plan is for other pieces or recompute policies; or it runs
+        a piece away from its parameters.
     """
-    if tuple(p.name for p in pieces) != plan.pieces:
-        raise ValueError("the plan was made for other pieces than the model has")
+    _check_fits(plan, pieces)
     rows = expand(plan, pieces)
     timetable = place(plan, rows, pieces)
     allocation = allocate(rows, timetable, pieces)
     slots = slots_by_kind(plan, pieces)
     slot_of = {i: j for devices in slots.values() for held in devices for j, i in enumerate(held)}
 
-    def op_of(x: Instruction) -> Op:
-        spec = pieces[x.piece]
-        kept = tuple(n for n, _ in kept_reads(pieces, x.piece)) if x.phase in "BI" else ()
-        return Op(spec.kind, spec.policy, slot_of[x.piece] if spec.has_params else 0, x.phase, kept)
+    def op_of(form: Form) -> Op:
+        spec, slot = pieces[form.piece], slot_of[form.piece]
+        return Op(spec.kind, spec.policy, slot if spec.has_params else 0, form.phase, form.kept)
 
     streams = [[x for action in row for x in action] for row in rows]
-    ops = tuple(sorted({op_of(x) for stream in streams for x in stream}))
+    op_by_phase = {x.form[:2]: op_of(x.form) for stream in streams for x in stream}
+    ops = tuple(sorted(set(op_by_phase.values())))
     channels = tuple(sorted({m.channel for m in timetable.messages}))
+    op_number, channel_number = ({v: i for i, v in enumerate(values)} for values in (ops, channels))
     width = max((len(x.inputs) + len(x.outputs) for s in streams for x in s), default=0)
     length, longest = timetable.length, max(map(len, streams))
     signature = Signature(
@@ -127,7 +128,7 @@ def lower(plan: Plan, pieces: Sequence[PieceSpec]) -> Program:
         for tick, action in zip(timetable.ticks[d], row):
             first[d, tick], count[d, tick] = at, len(action)
             for x in action:
-                op[d, at], microbatch[d, at] = ops.index(op_of(x)), x.microbatch
+                op[d, at], microbatch[d, at] = op_number[op_by_phase[x.form[:2]]], x.microbatch
                 registers = [allocation.register[d, t] for t in (*x.inputs, *x.outputs)]
                 operands[d, at, : len(registers)] = registers
                 at += 1
@@ -136,11 +137,31 @@ def lower(plan: Plan, pieces: Sequence[PieceSpec]) -> Program:
     for c, channel in enumerate(channels):
         receive[:, c] = allocation.counts[channel.register_class]  # the spare register
     for m in timetable.messages:
-        c, target = channels.index(m.channel), m.source + m.channel.offset
+        c, target = channel_number[m.channel], m.source + m.channel.offset
         send[m.source, c, m.tick] = allocation.register[m.source, m.token]
         receive[target, c, m.tick] = allocation.register[target, m.token]
     program = Program(signature, slots, length, first, count, op, microbatch, operands, send, receive)
     return fit(program, replace(signature, ticks=bucket(length), instructions=bucket(longest)))
+
+
+def _check_fits(plan: Plan, pieces: Sequence[PieceSpec]) -> None:
+    """Raises ValueError where the plan and the pieces it is lowered with disagree."""
+    if len(plan.pieces) != len(pieces):
+        raise ValueError(f"the plan has {len(plan.pieces)} pieces, the model {len(pieces)}")
+    for i, (name, policy, spec) in enumerate(zip(plan.pieces, plan.recompute, pieces)):
+        if name != spec.name:
+            raise ValueError(f"piece {i} is {name!r} in the plan and {spec.name!r} in the model")
+        if spec.policy not in (policy, "forward"):
+            raise ValueError(f"piece {name!r} has policy {policy!r} in the plan, code for {spec.policy!r}")
+    for device, row in enumerate(plan.schedule):
+        for action in row:
+            home = plan.stage_to_device[action.stage]
+            if device == home:
+                continue
+            if fixed := [pieces[i].name for i in plan.stage_pieces(action.stage) if pieces[i].has_params]:
+                raise ValueError(
+                    f"action {action} stands on device {device}, the parameters of {fixed[0]!r} on {home}"
+                )
 
 
 def bucket(count: int) -> int:
@@ -170,8 +191,14 @@ def union(signatures: Sequence[Signature]) -> Signature:
 
 
 def fit(program: Program, signature: Signature) -> Program:
-    """The same program in the tables of a wider signature."""
+    """The same program in the tables of a wider signature.
+
+    Raises:
+      ValueError: the signature lacks something that the program uses.
+    """
     old = program.signature
+    if union([old, signature]) != signature:
+        raise ValueError("the program does not fit the signature; fit it to their union")
     counts, spare = dict(old.registers), dict(signature.registers)
     renamed = np.array([signature.ops.index(op) for op in old.ops], np.int32)
     more_ticks = (0, signature.ticks - old.ticks)

@@ -32,6 +32,7 @@ class PieceSpec:
     writes: names of the values it writes.
     classes: value name -> register class; cotangents live in the class of their value.
     phases: phase letter -> what it touches. A phase that is not there has nothing to do.
+    residual_class, stash_class: register classes of its bundles; empty where it has none.
     """
 
     name: str
@@ -44,23 +45,6 @@ class PieceSpec:
     phases: dict[str, PhaseSpec] = field(default_factory=dict)
     residual_class: str = ""
     stash_class: str = ""
-
-
-def next_reader(pieces: list[PieceSpec], producer: int, value: str, after: int) -> int | None:
-    """Index of the first piece behind `after` that reads `value` as written by `producer`."""
-    for i in range(after + 1, len(pieces)):
-        if pieces[i].reads.get(value) == producer:
-            return i
-    return None
-
-
-def kept_reads(pieces: list[PieceSpec], i: int) -> list[tuple[str, int]]:
-    """Values that piece i reads and a later piece j reads too, as (value, the next such j).
-
-    The cotangent of such a value is summed as a chain: j hands its sum to i, which adds its own.
-    """
-    readers = [(n, next_reader(pieces, producer, n, i)) for n, producer in pieces[i].reads.items()]
-    return [(n, j) for n, j in readers if j is not None]
 
 
 Operand = tuple[str, str]
@@ -86,4 +70,6 @@ def operands(spec: PieceSpec, phase: str, kept: tuple[str, ...]) -> tuple[list[O
 def register_class(spec: PieceSpec, operand: Operand) -> str:
     """The register class of an operand."""
     what, name = operand
-    return {"residuals": spec.residual_class, "stash": spec.stash_class}.get(what) or spec.classes[name]
+    if what == "residuals":
+        return spec.residual_class
+    return spec.stash_class if what == "stash" else spec.classes[name]

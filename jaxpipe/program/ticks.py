@@ -4,11 +4,12 @@ A value made in tick t is sent in tick t + 1 at the earliest, arrives at that ti
 read from tick t + 2 on. A channel carries one message a tick from each device.
 """
 
+from bisect import bisect_right
 from collections import defaultdict, deque
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from jaxpipe.planning.plan import Plan
+from jaxpipe.planning.plan import Action, Plan
 from jaxpipe.program.instructions import Instruction, Token, token_class
 from jaxpipe.program.spec import PieceSpec
 
@@ -40,7 +41,7 @@ class Timetable(NamedTuple):
 def place(
     plan: Plan, rows: Sequence[Sequence[Sequence[Instruction]]], pieces: Sequence[PieceSpec]
 ) -> Timetable:
-    """Places every action on the earliest tick that its inputs allow, in the plan's order.
+    """Places every action on the earliest tick that its inputs allow, in the plan's order, one a tick.
 
     Raises:
       ValueError: the schedule deadlocks; says who waits for what.
@@ -74,7 +75,9 @@ def place(
                         queues[device, channel].append((tick + 1, token))
         # An idle tick is fine while something is on its way; otherwise nobody will ever move again.
         if not moved and not waiting and not any(_coming(needs, usable, position, rows, tick)):
-            raise ValueError("the schedule deadlocks: " + "; ".join(_waits(plan, needs, usable, position)))
+            raise ValueError(
+                "the schedule deadlocks: " + "; ".join(_waits(plan, rows, needs, usable, position))
+            )
         tick += 1
     return Timetable(ticks, messages, tick)
 
@@ -103,12 +106,14 @@ def _coming(needs, usable, position, rows, tick):
             yield all(t in usable[device] for t in needs[device][position[device]])
 
 
-def _waits(plan: Plan, needs, usable, position):
-    for device, row in enumerate(plan.schedule):
+def _waits(plan: Plan, rows, needs, usable, position):
+    for device, row in enumerate(rows):
         if position[device] < len(row):
             missing = sorted(t for t in needs[device][position[device]] if t not in usable[device])
             what, piece, value, microbatch = missing[0]
+            form, own_microbatch, *_ = row[position[device]][0]
+            action = Action(bisect_right(plan.stage_bounds, form.piece) - 1, form.phase, own_microbatch)
             yield (
-                f"device {device} waits in {row[position[device]]} for the {what} {value}".rstrip()
+                f"device {device} waits in {action} for the {what} {value}".rstrip()
                 + f" of piece {plan.pieces[piece]!r}, micro-batch {microbatch}"
             )
