@@ -7,7 +7,7 @@ import jax
 from jax.sharding import AbstractMesh, AxisType, PartitionSpec
 
 from jaxpipe.models.backward import PieceCode, trace_piece, varying, zeros
-from jaxpipe.models.piece import Model, example_batch, init_params, param_specs, piece_params
+from jaxpipe.models.piece import Model, example_batch, param_shapes, param_specs, piece_params
 
 AXES = ("stage", "data", "model")
 Codes = dict[tuple[str, str], PieceCode]
@@ -59,7 +59,7 @@ def _trace_model(model, mesh, sequences, length, policies, dtype) -> Codes:
     mapped = jax.shard_map(
         body, mesh=mesh, in_specs=(param_specs(model), PartitionSpec()), out_specs=PartitionSpec()
     )
-    jax.eval_shape(mapped, jax.eval_shape(lambda: init_params(model, 0)), example_batch(sequences, length))
+    jax.eval_shape(mapped, param_shapes(model), example_batch(sequences, length))
     return codes
 
 

@@ -14,7 +14,8 @@ so `x` passes by the attention core untouched and the core may run on another de
 Shape letters: B sequences in a micro-batch, S tokens in a sequence, H hidden size.
 """
 
-from collections.abc import Mapping
+import functools
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import flax.linen as nn
@@ -116,41 +117,67 @@ def example_batch(sequences: int, length: int) -> Values:
     }
 
 
-def _init_boxed(model: Model, seed: int, length: int) -> dict:
-    """Parameters by piece, boxed with their partitioning names; tied ones only at their owner."""
-    batch, values, params = example_batch(1, length), {}, {}
+# It runs once, and optimising the random bits of one Mamba-2 block for a CPU takes many seconds.
+_QUICKLY = {"xla_backend_optimization_level": 0}
+
+
+@functools.cache
+def _initialisers(model: Model) -> dict[str, Callable]:
+    """By kind, a function from a key to the boxed parameters of one piece (global shapes)."""
+    types, found = {}, {}
+    for piece in model.pieces:
+        if piece.kind not in found:
+            module = piece.module.clone(tp=1)
+            reads = {name: types[name] for name in piece.reads}
+
+            def init(key, module=module, reads=reads):
+                zeros = {name: jnp.zeros(t.shape, t.dtype) for name, t in reads.items()}
+                return module.init_with_output(key, zeros, example_batch(1, 16))
+
+            (written, _), _ = jax.eval_shape(init, jax.random.key(0))
+            found[piece.kind] = written, lambda key, init=init: init(key)[1].get("params", {})
+        types |= found[piece.kind][0]
+    return {kind: own for kind, (_, own) in found.items()}
+
+
+@functools.cache
+def _compiled_initialisers(model: Model) -> dict[str, Callable]:
+    return {k: jax.jit(f, compiler_options=_QUICKLY) for k, f in _initialisers(model).items()}
+
+
+def _init_boxed(model: Model, seed: int, initialisers: dict[str, Callable]) -> dict:
+    root, params = jax.random.key(seed), {}
     for i, piece in enumerate(model.pieces):
-        inputs = {name: values[name] for name in piece.reads}
-        module = piece.module.clone(tp=1)
-        key = jax.random.fold_in(jax.random.key(seed), i)
-        shapes = jax.eval_shape(lambda m=module, x=inputs: m.init_with_output(jax.random.key(0), x, batch))
-        (written, _), _ = shapes
-        values |= {n: jnp.zeros(w.shape, w.dtype) for n, w in written.items()}
-        own = dict(module.init(key, inputs, batch).get("params", {}))
-        for name, _ in piece.tied:
-            del own[name]
-        params[piece.name] = own
+        own = dict(initialisers[piece.kind](jax.random.fold_in(root, i)))
+        tied = {name for name, _ in piece.tied}
+        params[piece.name] = {name: value for name, value in own.items() if name not in tied}
     return params
 
 
-def init_params(model: Model, seed: int, length: int = 16) -> dict:
+def init_params(model: Model, seed: int) -> dict:
     """Master parameters (float32, global shapes) by piece name, the same under any plan.
 
     Piece number i draws from `fold_in(key(seed), i)`. A tied parameter stands at its owner only.
-    `length` is the sequence length used for tracing; no parameter depends on it.
+    Compiles as it goes: call it outside `jit`.
     """
-    return jax.jit(lambda: meta.unbox(_init_boxed(model, seed, length)))()
+    return meta.unbox(_init_boxed(model, seed, _compiled_initialisers(model)))
 
 
-def param_specs(model: Model, length: int = 16) -> dict:
+@functools.cache
+def param_shapes(model: Model) -> dict:
+    """Types of `init_params`, without computing anything."""
+    return jax.eval_shape(lambda: meta.unbox(_init_boxed(model, 0, _initialisers(model))))
+
+
+@functools.cache
+def param_specs(model: Model) -> dict:
     """PartitionSpec of every parameter (only axis `model` appears), shaped like `init_params`."""
-    boxed = jax.eval_shape(lambda: _init_boxed(model, 0, length))
-    specs = nn.get_partition_spec(boxed)
-    return jax.tree.map(
-        lambda s: s if isinstance(s, PartitionSpec) else PartitionSpec(),
-        specs,
-        is_leaf=lambda s: s is None or isinstance(s, PartitionSpec),
-    )
+    specs = nn.get_partition_spec(jax.eval_shape(lambda: _init_boxed(model, 0, _initialisers(model))))
+    return jax.tree.map(lambda s: s or PartitionSpec(), specs, is_leaf=lambda s: s is None or _is_spec(s))
+
+
+def _is_spec(value) -> bool:
+    return isinstance(value, PartitionSpec)
 
 
 def piece_params(piece: Piece, params: Mapping) -> dict:

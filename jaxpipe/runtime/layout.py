@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from jaxpipe.models.piece import Model, init_params, param_specs, piece_params
+from jaxpipe.models.piece import Model, Piece, param_shapes, param_specs, piece_params
 from jaxpipe.program.program import Program
 
 SlotTree = dict[str, dict]
@@ -35,7 +35,7 @@ def make_layout(model: Model, program: Program) -> Layout:
     """The layout that a program expects: as many slots of each kind as its ops name."""
     width: dict[str, int] = {}
     for piece in model.pieces:
-        if jax.tree.leaves(_shapes(model, piece)):
+        if jax.tree.leaves(piece_params(piece, param_shapes(model))):
             width[piece.kind] = max(map(len, program.slots[piece.kind]))
     for op in program.signature.ops:
         if op.kind in width:
@@ -48,11 +48,7 @@ def make_layout(model: Model, program: Program) -> Layout:
     return Layout(tuple(placement))
 
 
-def _shapes(model: Model, piece) -> dict:
-    return piece_params(piece, jax.eval_shape(lambda: init_params(model, 0)))
-
-
-def _examples(model: Model, layout: Layout) -> dict[str, object]:
+def _examples(model: Model, layout: Layout) -> dict[str, Piece]:
     """Slot key -> any piece of the slot's kind."""
     by_kind = {p.kind: p for p in model.pieces}
     return {key: by_kind[key.rsplit(":", 1)[0]] for key, _ in layout.placement}
