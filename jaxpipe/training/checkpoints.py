@@ -154,11 +154,19 @@ def _check_shardings(abstract: State) -> None:
 def _means_damage(error: BaseException) -> bool:
     """Whether `error`, or what caused it, is what damaged files make Orbax and TensorStore raise.
 
-    Lack of memory or of permission says nothing about the files. Orbax raises a bare Exception, caused
-    by a ValueError, when the data of an array cannot be read.
+    TensorStore raises ValueError for everything, with the status first in its message; Orbax raises a
+    bare Exception, caused by such a ValueError, when the data of an array cannot be read. Lack of
+    memory or of permission says nothing about the files.
     """
-    kinds = (ValueError, KeyError, EOFError, FileNotFoundError, NotADirectoryError)
-    return isinstance(error, kinds) or (error.__cause__ is not None and _means_damage(error.__cause__))
+    chain = []
+    while error is not None:
+        chain.append(error)
+        error = error.__cause__
+    damage = (ValueError, KeyError, EOFError, FileNotFoundError, NotADirectoryError)
+    innocent = ("PERMISSION_DENIED", "RESOURCE_EXHAUSTED", "UNAVAILABLE")
+    if any(isinstance(e, PermissionError | MemoryError) or str(e).startswith(innocent) for e in chain):
+        return False
+    return any(isinstance(e, damage) for e in chain)
 
 
 def _name(path) -> str:
