@@ -7,11 +7,12 @@ result with near certainty. `sequential` runs a model piece by piece from the na
 
 from collections import defaultdict
 from collections.abc import Sequence
+from itertools import pairwise
 from random import Random
 
 from jaxpipe.planning.plan import Action, Plan
 from jaxpipe.planning.schedules import SCHEDULES
-from jaxpipe.program.program import Program
+from jaxpipe.program.program import Program, lower
 from jaxpipe.program.spec import PhaseSpec, PieceSpec, operands, register_class
 
 PRIME = 2**31 - 1
@@ -107,6 +108,14 @@ def toy_plan(specs: Sequence[PieceSpec], bounds, stage_to_device, devices, micro
     )
 
 
+def random_program(random: Random, forward_only: bool = False) -> tuple[Plan, list[PieceSpec], Program]:
+    """A random plan for a random model, lowered."""
+    kinds = random_kinds(random)
+    specs = toy_specs(kinds, random_styles(random, kinds), forward_only)
+    plan = random_plan(random, specs, forward_only)
+    return plan, specs, lower(plan, specs)
+
+
 def named_plan(specs: Sequence[PieceSpec], schedule: str, devices: int, microbatches: int) -> Plan:
     """GPipe or 1F1B on stages of near equal length."""
     bounds = [round(i * len(specs) / devices) for i in range(devices + 1)]
@@ -123,7 +132,7 @@ def random_plan(random: Random, specs: Sequence[PieceSpec], forward_only: bool =
     stages = random.randint(1, count)
     bounds = [0, *sorted(random.sample(range(1, count), stages - 1)), count]
     home = [random.randrange(devices) for _ in range(stages)]
-    fixed = [any(s.has_params for s in specs[a:b]) for a, b in zip(bounds, bounds[1:])]
+    fixed = [any(s.has_params for s in specs[a:b]) for a, b in pairwise(bounds)]
     floats, fused = random.random() < 0.6, random.choice([0.0, 0.5, 1.0])
     rows = [[] for _ in range(devices)]
     waiting = {}  # action -> the action before which it cannot run
