@@ -121,16 +121,16 @@ def _cut_phases(whole: Fragment, inputs: dict[Tag, Var], results: dict[Tag, Var]
         return PhaseCode(kept, outputs, cut(whole, [arrays[t] for t in kept], fragment.outputs))
 
     forward_inputs = [t for t in inputs if not t[0].startswith("ct_")]
-    residuals = []
+    residuals, saved = [], list(inputs)
     if policy == "none" and written:
-        crossing = _forward_values(whole, inputs, [results[t] for t in d_reads + grads])
+        forward, backward = ([results[t] for t in tags] for tags in (written + losses, d_reads + grads))
+        kept = _forward_values(whole, inputs, [results[t] for t in written], forward, backward)
         names = {v: t for t, v in arrays.items() if t[0] in ("read", "write")}
-        for i, var in enumerate(v for v in crossing if v not in names):
-            arrays["residual", i] = var
-            residuals.append(("residual", i))
+        residuals = [("residual", i) for i in range(sum(v not in names for v in kept))]
+        arrays |= zip(residuals, (v for v in kept if v not in names))
+        saved = [t for t in inputs if t[0] != "read"] + [names[v] for v in kept if v in names] + residuals
     phases = {"F": phase(forward_inputs, [*written, *losses, *residuals])}
     if policy != "forward":
-        saved = [*inputs, *residuals, *(written if policy == "none" else [])]
         if written:
             phases["B"] = phase(saved, [*d_reads, *grads])
             phases |= _split_backward(whole, arrays, saved, d_reads, grads, phase)
@@ -139,16 +139,24 @@ def _cut_phases(whole: Fragment, inputs: dict[Tag, Var], results: dict[Tag, Var]
     return PieceCode({t: _struct(v.aval) for t, v in arrays.items()}, phases)
 
 
-def _forward_values(whole: Fragment, inputs: dict[Tag, Var], backward_outputs: list[Var]) -> list[Var]:
-    """The forward values to keep for the backward: the fewest bytes from which it follows cheaply."""
-    backward = tainted(whole, [v for t, v in inputs.items() if t[0].startswith("ct_")])
-    own = tainted(whole, [v for t, v in inputs.items() if t[0] == "read"])
-    needed = {v for v in backward_outputs if isinstance(v, Var)} - backward
-    for eqn in cut(whole, whole.inputs, backward_outputs).eqns:
-        if backward.intersection(eqn.outvars):
-            needed.update(v for v in eqn.invars if isinstance(v, Var) and v not in backward)
+def _forward_values(
+    whole: Fragment, inputs: dict[Tag, Var], written: list, forward_outputs: list, backward_outputs: list
+) -> list[Var]:
+    """The forward values to keep for the backward: the fewest bytes from which it follows cheaply.
+
+    Only what the forward computes anyway can be kept. The rest is left to the backward even where no
+    cotangent enters, as the scores that attention's backward deliberately computes again.
+    """
     reads = [v for t, v in inputs.items() if t[0] == "read"]
-    return fewest_bytes(whole, needed & own, own - backward, reads)
+    forward = cut(whole, whole.inputs, forward_outputs).eqns
+    made = {v for e in forward for v in e.outvars} | set(reads)
+    done = {id(e) for e in forward}
+    needed = {v for v in backward_outputs if isinstance(v, Var)}
+    for eqn in cut(whole, whole.inputs, backward_outputs).eqns:
+        if id(eqn) not in done:
+            needed.update(v for v in eqn.invars if isinstance(v, Var))
+    candidates = made & tainted(whole, reads)
+    return fewest_bytes(whole, needed & candidates, candidates, reads, {*reads, *written})
 
 
 def _split_backward(whole, arrays, saved, d_reads, grads, phase) -> dict[str, PhaseCode]:
@@ -162,7 +170,7 @@ def _split_backward(whole, arrays, saved, d_reads, grads, phase) -> dict[str, Ph
     wanted |= {arrays[t] for t in grads if isinstance(arrays[t], Var)}
     own = tainted(whole, [arrays[t] for t in saved if t[0] not in ("param", "batch")])
     stash = []
-    for i, var in enumerate(fewest_bytes(whole, wanted & own & made, own & made, ())):
+    for i, var in enumerate(fewest_bytes(whole, wanted & own & made, own & made)):
         arrays["stash", i] = var
         stash.append(("stash", i))
     return {"I": phase(saved, [*d_reads, *stash]), "W": phase([*saved, *stash], grads)}

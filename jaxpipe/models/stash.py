@@ -6,7 +6,7 @@ piece's inputs, to those that the backward looks at.
 """
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Set
 
 import numpy as np
 from jax.extend.core import Var
@@ -16,14 +16,79 @@ from scipy.sparse.csgraph import breadth_first_order, maximum_flow
 from jaxpipe.models.jaxprs import Fragment
 
 CHEAP = frozenset(
-    ["abs", "add", "add_any", "and", "broadcast_in_dim", "ceil", "clamp", "concatenate", "convert_element_type", "copy", "cos", "div", "eq", "erf", "exp", "exp2", "expand_dims", "expm1", "floor", "ge", "gt", "integer_pow", "iota", "is_finite", "le", "log", "log1p", "logistic", "lt", "max", "min", "mul", "ne", "neg", "not", "one_minus_square", "or", "pad", "pcast", "pow", "pvary", "reduce_precision", "rem", "reshape", "round", "rsqrt", "select_n", "sign", "sin", "slice", "sqrt", "square", "squeeze", "stop_gradient", "sub", "tanh", "transpose", "xor"]
+    [
+        "abs",
+        "add",
+        "add_any",
+        "and",
+        "broadcast_in_dim",
+        "ceil",
+        "clamp",
+        "concatenate",
+        "convert_element_type",
+        "copy",
+        "cos",
+        "div",
+        "eq",
+        "erf", "erfc",
+        "exp",
+        "exp2",
+        "expand_dims",
+        "expm1",
+        "floor",
+        "ge",
+        "gt",
+        "integer_pow",
+        "iota",
+        "is_finite",
+        "le",
+        "log",
+        "log1p",
+        "logistic",
+        "lt",
+        "max",
+        "min",
+        "mul",
+        "ne",
+        "neg",
+        "not",
+        "one_minus_square",
+        "or",
+        "pad",
+        "pcast",
+        "pow",
+        "pvary",
+        "reduce_precision",
+        "rem", "rev",
+        "reshape",
+        "round",
+        "rsqrt",
+        "select_n",
+        "sign",
+        "sin",
+        "slice", "split",
+        "sqrt",
+        "square", "stack",
+        "squeeze",
+        "stop_gradient",
+        "sub",
+        "tanh",
+        "transpose", "unstack",
+        "xor",
+    ]
 )
 """Primitives that move or change elements one by one."""
 
 _INFINITE = 2**30
 
 
-def fewest_bytes(whole: Fragment, needed: set[Var], candidates: set[Var], reads: Iterable[Var]) -> list[Var]:
+def fewest_bytes(
+    whole: Fragment,
+    needed: set[Var],
+    candidates: set[Var],
+    reads: Iterable[Var] = (),
+    preferred: Set[Var] = frozenset(),
+) -> list[Var]:
     """Variables to keep so that all of `needed` follow from them by CHEAP equations.
 
     Args:
@@ -31,7 +96,8 @@ def fewest_bytes(whole: Fragment, needed: set[Var], candidates: set[Var], reads:
       needed: forward variables that the backward looks at.
       candidates: forward variables that depend on the piece's inputs; others (from weights and
         batch) are at hand and cost nothing.
-      reads: the piece's inputs. On ties they are preferred: keeping one needs no copy.
+      reads: the piece's inputs.
+      preferred: win ties; for values that have a register anyway, so that keeping them needs no copy.
     """
     if not needed:
         return []
@@ -47,8 +113,8 @@ def fewest_bytes(whole: Fragment, needed: set[Var], candidates: set[Var], reads:
     source, sink = 2 * len(order), 2 * len(order) + 1
     edges = {}
     for var, i in index.items():
-        size = 4 * _bytes(var) // unit + 1
-        edges[2 * i, 2 * i + 1] = size if var in makers else max(1, size - 1)
+        size = 4 * _bytes(var) // unit + 2
+        edges[2 * i, 2 * i + 1] = size - (var in preferred)
         eqn = makers.get(var)
         if eqn is None or eqn.primitive.name not in CHEAP:
             edges[source, 2 * i] = _INFINITE
