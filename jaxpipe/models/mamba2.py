@@ -58,38 +58,42 @@ def ssd(x, dt, a, b, c, runs, chunk: int) -> jax.Array:
     Returns:
       y: [B, S, G, R, P] in x's dtype.
     """
-    length = x.shape[1]
+    length, shape = x.shape[1], x.shape
     size = min(chunk, length)
     tail = -length % size
     # Padded tokens have dt = 0: they neither change the state nor decay it.
-    x, dt, b, c = (_chunks(u, size, tail, "constant") for u in (x, dt, b, c))
-    runs = _chunks(runs, size, tail, "edge")
-    sums_BxCxQxGxR = jnp.cumsum(dt * a, axis=2)
-    xdt = (x * dt[..., None]).astype(x.dtype)
+    x_BxCxGxRxQxP = _chunks(x, size, tail).transpose(0, 1, 3, 4, 2, 5)
+    dt_BxCxGxRxQ = _chunks(dt, size, tail).transpose(0, 1, 3, 4, 2)
+    b, c = (_chunks(u, size, tail).transpose(0, 1, 3, 2, 4) for u in (b, c))  # [B, C, G, Q, E]
+    runs_BxCxQ = _chunks(runs, size, tail, mode="edge")
+    earlier = jnp.tril(jnp.ones((size, size), bool))
+    # A running sum by matmul: XLA would fuse jnp.cumsum into the array over Q x Q and repeat it there.
+    sums_BxCxGxRxQ = jnp.einsum(
+        "bcgrk,qk->bcgrq", dt_BxCxGxRxQ * a[..., None], earlier.astype(jnp.float32), precision="highest"
+    )
+    xdt = (x_BxCxGxRxQxP * dt_BxCxGxRxQ[..., None]).astype(x.dtype)
 
-    tokens = jnp.arange(size)
-    same = (runs[:, :, :, None] == runs[:, :, None, :]) & (tokens[:, None] >= tokens)
-    sums_BxCxGxRxQ = sums_BxCxQxGxR.transpose(0, 1, 3, 4, 2)
+    same = (runs_BxCxQ[:, :, :, None] == runs_BxCxQ[:, :, None, :]) & earlier
     gap = sums_BxCxGxRxQ[..., :, None] - sums_BxCxGxRxQ[..., None, :]
     # Masked before exp, which would overflow above the diagonal.
     decay_BxCxGxRxQxQ = jnp.exp(jnp.where(same[:, :, None, None], gap, -jnp.inf))
-    scores = jnp.einsum("bcqge,bckge->bcgqk", c, b)
+    scores = jnp.einsum("bcgqe,bcgke->bcgqk", c, b)
     mixing = (scores[:, :, :, None] * decay_BxCxGxRxQxQ).astype(x.dtype)
-    y = jnp.einsum("bcgrqk,bckgrp->bcqgrp", mixing, xdt)
-    if x.shape[1] > 1:
-        y_later = _from_earlier_chunks(xdt, sums_BxCxQxGxR, b, c, runs)
+    y = jnp.einsum("bcgrqk,bcgrkp->bcgrqp", mixing, xdt)
+    if y.shape[1] > 1:
+        y_later = _from_earlier_chunks(xdt, sums_BxCxGxRxQ, b, c, runs_BxCxQ)
         y = jnp.concatenate([y[:, :1], y[:, 1:] + y_later], axis=1)
-    return y.reshape(y.shape[0], -1, *y.shape[3:])[:, :length]
+    return y.transpose(0, 1, 4, 2, 3, 5).reshape(shape[0], -1, *shape[2:])[:, :length]
 
 
 def _from_earlier_chunks(xdt, sums, b, c, runs) -> jax.Array:
-    """What chunks 1.. read from the state left by the chunks before them: [B, C-1, Q, G, R, P]."""
+    """What chunks 1.. read from the state left by the chunks before them: [B, C-1, G, R, Q, P]."""
     last = runs[:, :, -1:]
-    to_end = jnp.exp(sums[:, :-1, -1:] - sums[:, :-1])
-    to_end = jnp.where((runs == last)[:, :-1, :, None, None], to_end, 0)
+    to_end = jnp.exp(sums[:, :-1, ..., -1:] - sums[:, :-1])
+    to_end = jnp.where((runs == last)[:, :-1, None, None], to_end, 0)
     kept = (xdt[:, :-1] * to_end[..., None]).astype(xdt.dtype)
-    added = jnp.einsum("bcqge,bcqgrp->cbgrep", b[:, :-1], kept).astype(jnp.float32)
-    through = jnp.exp(sums[:, 1:-1, -1])  # decay of the state over chunks 1 .. C-2
+    added = jnp.einsum("bcgqe,bcgrqp->cbgrep", b[:, :-1], kept).astype(jnp.float32)
+    through = jnp.exp(sums[:, 1:-1, ..., -1])  # decay of the state over chunks 1 .. C-2
     through = jnp.where((last[:, 1:-1] == last[:, :-2])[..., None], through, 0)
 
     def step(state, decay_and_added):
@@ -99,13 +103,13 @@ def _from_earlier_chunks(xdt, sums, b, c, runs) -> jax.Array:
 
     _, later = lax.scan(step, added[0], (jnp.moveaxis(through, 1, 0), added[1:]))
     states = jnp.concatenate([added[:1], later]).astype(xdt.dtype)  # entering chunks 1 .. C-1
-    from_start = jnp.where((runs[:, 1:] == last[:, :-1])[..., None, None], jnp.exp(sums[:, 1:]), 0)
-    y = jnp.einsum("bcqge,cbgrep->bcqgrp", c[:, 1:], states)
+    from_start = jnp.where((runs[:, 1:] == last[:, :-1])[:, :, None, None], jnp.exp(sums[:, 1:]), 0)
+    y = jnp.einsum("bcgqe,cbgrep->bcgrqp", c[:, 1:], states)
     return (y * from_start[..., None]).astype(xdt.dtype)
 
 
-def _chunks(u: jax.Array, size: int, tail: int, mode: str) -> jax.Array:
-    """[B, S, ...] -> [B, C, Q, ...], `tail` tokens added at the end."""
+def _chunks(u: jax.Array, size: int, tail: int, mode: str = "constant") -> jax.Array:
+    """[B, S, ...] -> [B, C, Q, ...] by chunks of Q = `size` after `tail` more tokens at the end."""
     if tail:
         u = jnp.pad(u, [(0, 0), (0, tail)] + [(0, 0)] * (u.ndim - 2), mode=mode)
     return u.reshape(u.shape[0], -1, size, *u.shape[2:])
