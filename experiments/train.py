@@ -1,0 +1,45 @@
+"""Trains a model: python -m experiments.train --config=experiments/configs/nemotron_h_tiny.py --workdir=DIR.
+
+The same command again resumes. Fields are overridden as in --config.optimizer.learning_rate=1e-3.
+"""
+
+import os
+import sys
+from pathlib import Path
+
+from absl import app, flags, logging
+
+from experiments.flags import define_config, parse, resolve
+
+CONFIG = define_config()
+WORKDIR = flags.DEFINE_string(
+    "workdir", None, "folder of the run; made if missing, resumed if not", required=True
+)
+
+
+def main(argv: list[str]) -> None:
+    """Resolves the configuration, then trains."""
+    if len(argv) > 1:
+        sys.exit(f"train: unexpected argument {argv[1]!r}; flags start with --")
+    config = resolve(CONFIG.value)
+    import jax
+    from rich.console import Console
+
+    from jaxpipe.training.trainer import NonFiniteError, train
+
+    logging.set_verbosity(logging.WARNING)
+    mesh = config.mesh
+    virtual = "xla_force_host_platform_device_count" in os.environ.get("XLA_FLAGS", "")
+    if not virtual and "JAX_NUM_CPU_DEVICES" not in os.environ:
+        jax.config.update("jax_num_cpu_devices", mesh.stage * mesh.data * mesh.model)
+    if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
+        cache = Path(WORKDIR.value).absolute().parent / ".compilation_cache"
+        jax.config.update("jax_compilation_cache_dir", str(cache))
+    try:
+        train(config, WORKDIR.value, Console())
+    except (ValueError, NonFiniteError) as error:
+        sys.exit(f"train: {error}")
+
+
+if __name__ == "__main__":
+    app.run(main, flags_parser=parse)

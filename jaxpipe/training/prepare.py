@@ -1,0 +1,127 @@
+"""From a configuration to everything that a run needs before it compiles."""
+
+from dataclasses import dataclass
+
+import jax.numpy as jnp
+from jax.sharding import Mesh
+
+from jaxpipe.costs.analytic import analytic_costs
+from jaxpipe.costs.table import CostTable
+from jaxpipe.models.code import trace_model
+from jaxpipe.models.families import FAMILIES
+from jaxpipe.models.piece import Model
+from jaxpipe.planning.build import make_plan
+from jaxpipe.planning.plan import Action, Plan
+from jaxpipe.program.program import Program, lower
+from jaxpipe.program.verify import verify
+from jaxpipe.runtime.executor import make_step
+from jaxpipe.runtime.layout import Layout, make_layout
+from jaxpipe.runtime.mesh import make_mesh
+from jaxpipe.runtime.specs import piece_specs
+from jaxpipe.training.config import Config, recompute_policies
+
+
+@dataclass(frozen=True, eq=False)
+class Job:
+    """A run, prepared.
+
+    program, evaluation: the training step, and the forward of the same pieces in the same slots.
+    run_training, run_evaluation: what `make_step` returns for them.
+    """
+
+    config: Config
+    mesh: Mesh
+    model: Model
+    costs: CostTable
+    plan: Plan
+    layout: Layout
+    program: Program
+    evaluation: Program
+    run_training: object
+    run_evaluation: object
+
+
+def build_model(config: Config) -> Model:
+    """The model that a configuration describes.
+
+    Raises:
+      ValueError: when axis `model` does not divide a size that it splits.
+    """
+    return FAMILIES[config.family][1](config.model, jnp.dtype(config.dtype), config.mesh.model)
+
+
+def prepare(config: Config) -> Job:
+    """Builds the model, prices it, plans, lowers and verifies.
+
+    Raises:
+      ValueError: one line about what does not fit together.
+    """
+    mesh = make_mesh(config.mesh.stage, config.mesh.data, config.mesh.model)
+    model = build_model(config)
+    costs = price(config, model, mesh.abstract_mesh)
+    kinds = [p.kind for p in model.pieces]
+    plan = make_plan(
+        costs,
+        config.mesh.stage,
+        config.batch.microbatches,
+        config.plan.schedule,
+        config.plan.partition,
+        recompute_policies(config.plan.recompute, kinds),
+    )
+    program, run_training = _program(config, model, mesh, plan, plan.recompute)
+    layout = make_layout(model, program)
+    forward = _forward_only(plan)
+    evaluation, run_evaluation = _program(config, model, mesh, forward, ("forward",) * len(kinds))
+    return Job(
+        config,
+        mesh,
+        model,
+        costs,
+        plan,
+        layout,
+        program,
+        evaluation,
+        run_training(layout),
+        run_evaluation(layout),
+    )
+
+
+def price(config: Config, model: Model, mesh) -> CostTable:
+    """The analytic cost table of a configuration on its chip; `mesh` may be abstract."""
+    dtype = jnp.dtype(config.dtype)
+    codes = trace_model(model, mesh, *_sizes(config), ("none",) * len(model.pieces), dtype)
+    return analytic_costs(model, codes, config.plan.chip, dtype.itemsize)
+
+
+def _sizes(config: Config) -> tuple[int, int]:
+    """Sequences of a micro-batch on one data shard, and their length."""
+    parts = config.batch.microbatches * config.mesh.data
+    return config.batch.global_batch // parts, config.data.sequence_length
+
+
+def _program(config: Config, model: Model, mesh: Mesh, plan: Plan, policies):
+    """The verified program of a plan, and a function from a layout to its step."""
+    dtype = jnp.dtype(config.dtype)
+    codes = trace_model(model, mesh.abstract_mesh, *_sizes(config), policies, dtype)
+    pieces = piece_specs(model, codes, policies)
+    program = lower(plan, pieces)
+    verify(program, pieces)
+    return program, lambda layout: make_step(model, layout, pieces, codes, program.signature, mesh, dtype)
+
+
+def _forward_only(plan: Plan) -> Plan:
+    """The same placement with the forwards alone."""
+    rows = [[] for _ in range(plan.devices)]
+    for microbatch in range(plan.microbatches):
+        for stage, device in enumerate(plan.stage_to_device):
+            rows[device].append(Action(stage, "F", microbatch))
+    return Plan(
+        f"{plan.name}-forward",
+        plan.devices,
+        plan.microbatches,
+        plan.pieces,
+        plan.stage_bounds,
+        plan.stage_to_device,
+        plan.recompute,
+        tuple(map(tuple, rows)),
+    )
