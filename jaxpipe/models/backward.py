@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import jax
 import jax.numpy as jnp
-from jax.extend.core import Var
+from jax.extend.core import Literal, Var
 
 from jaxpipe.models.jaxprs import Fragment, cut, tainted, trace, used
 from jaxpipe.models.piece import Piece
@@ -80,7 +80,7 @@ def trace_piece(
         own = jax.tree.unflatten(tree, [every["param", i] for i in range(len(leaves))])
         values, data = ({n: every[t, n] for t, n in every if t == group} for group in ("read", "batch"))
         written, losses = piece.module.apply({"params": own}, values, data)
-        _check(piece, written, losses, axes)
+        _check(piece, values, written, losses, axes)
         result = {("write", n): varying(written[n], axes) for n in piece.writes}
         return result | {("loss", n): varying(losses[n], axes) for n in piece.losses}
 
@@ -117,15 +117,15 @@ def _cut_phases(whole: Fragment, inputs: dict[Tag, Var], results: dict[Tag, Var]
         outputs = tuple(outputs)
         fragment = cut(whole, [arrays[t] for t in arguments], [arrays[t] for t in outputs])
         needed = used(fragment)
-        kept = tuple(t for t in arguments if arrays[t] in needed)
+        kept = tuple(t for t in arguments if _is_in(arrays[t], needed))
         return PhaseCode(kept, outputs, cut(whole, [arrays[t] for t in kept], fragment.outputs))
 
     forward_inputs = [t for t in inputs if not t[0].startswith("ct_")]
     residuals, saved = [], list(inputs)
     if policy == "none" and written:
         forward, backward = ([results[t] for t in tags] for tags in (written + losses, d_reads + grads))
-        kept = _forward_values(whole, inputs, [results[t] for t in written], forward, backward)
-        names = {v: t for t, v in arrays.items() if t[0] in ("read", "write")}
+        names = {v: t for t, v in arrays.items() if t[0] in ("read", "write") and isinstance(v, Var)}
+        kept = _forward_values(whole, inputs, set(names), forward, backward)
         residuals = [("residual", i) for i in range(sum(v not in names for v in kept))]
         arrays |= zip(residuals, (v for v in kept if v not in names))
         saved = [t for t in inputs if t[0] != "read"] + [names[v] for v in kept if v in names] + residuals
@@ -140,10 +140,11 @@ def _cut_phases(whole: Fragment, inputs: dict[Tag, Var], results: dict[Tag, Var]
 
 
 def _forward_values(
-    whole: Fragment, inputs: dict[Tag, Var], written: list, forward_outputs: list, backward_outputs: list
+    whole: Fragment, inputs: dict[Tag, Var], values: set[Var], forward_outputs: list, backward_outputs: list
 ) -> list[Var]:
     """The forward values to keep for the backward: the fewest bytes from which it follows cheaply.
 
+    On ties `values`, which are read or written and have a register anyway, are preferred.
     Only what the forward computes anyway can be kept. The rest is left to the backward even where no
     cotangent enters, as the scores that attention's backward deliberately computes again.
     """
@@ -156,15 +157,25 @@ def _forward_values(
         if id(eqn) not in done:
             needed.update(v for v in eqn.invars if isinstance(v, Var))
     candidates = made & tainted(whole, reads)
-    return fewest_bytes(whole, needed & candidates, candidates, reads, {*reads, *written})
+    return fewest_bytes(whole, needed & candidates, candidates, reads, values)
+
+
+def _is_in(atom: Var | Literal, variables: set[Var]) -> bool:
+    """Whether `atom` is one of `variables`; literals, which have no hash, are not."""
+    return isinstance(atom, Var) and atom in variables
 
 
 def _split_backward(whole, arrays, saved, d_reads, grads, phase) -> dict[str, PhaseCode]:
-    """I and W; adds the stash between them to `arrays`."""
+    """I and W; adds the stash between them to `arrays`.
+
+    Weight gradients that I computes anyway (those of a loop are made together with its input gradient)
+    are given by I.
+    """
+    made = {v for e in phase(saved, d_reads).fragment.eqns for v in e.outvars}
+    early = [t for t in grads if _is_in(arrays[t], made)]
+    grads = [t for t in grads if t not in early]
     if not grads:
-        return {"I": phase(saved, d_reads)}
-    input_part = phase(saved, d_reads).fragment
-    made = {v for e in input_part.eqns for v in e.outvars}
+        return {"I": phase(saved, [*d_reads, *early])}
     rest = [e for e in phase(saved, grads).fragment.eqns if not made.intersection(e.outvars)]
     wanted = {v for e in rest for v in e.invars if isinstance(v, Var)}
     wanted |= {arrays[t] for t in grads if isinstance(arrays[t], Var)}
@@ -173,7 +184,7 @@ def _split_backward(whole, arrays, saved, d_reads, grads, phase) -> dict[str, Ph
     for i, var in enumerate(fewest_bytes(whole, wanted & own & made, own & made)):
         arrays["stash", i] = var
         stash.append(("stash", i))
-    return {"I": phase(saved, [*d_reads, *stash]), "W": phase([*saved, *stash], grads)}
+    return {"I": phase(saved, [*d_reads, *early, *stash]), "W": phase([*saved, *stash], grads)}
 
 
 def varying(value: jax.Array, axes: tuple[str, ...]) -> jax.Array:
@@ -182,13 +193,26 @@ def varying(value: jax.Array, axes: tuple[str, ...]) -> jax.Array:
     return jax.lax.pcast(value, missing, to="varying") if missing else value
 
 
-def _check(piece: Piece, written: Mapping, losses: Mapping, axes: tuple[str, ...]) -> None:
+def _check(piece: Piece, reads: Mapping, written: Mapping, losses: Mapping, axes: tuple[str, ...]) -> None:
     if set(written) != set(piece.writes) or set(losses) != set(piece.losses):
         raise ValueError(
             f"piece {piece.name!r} gave values {sorted(written)} and losses {sorted(losses)}; "
             f"declared are {sorted(piece.writes)} and {sorted(piece.losses)}"
         )
+    for name, value in written.items():
+        if not jnp.issubdtype(jnp.result_type(value), jnp.floating):
+            raise ValueError(
+                f"piece {piece.name!r} writes {name!r} as {_type(value)}; "
+                "values must be floating point, since their cotangents travel too"
+            )
+        if name in reads and _type(value) != _type(reads[name]):
+            raise ValueError(
+                f"piece {piece.name!r} reads {name!r} as {_type(reads[name])} "
+                f"but writes it as {_type(value)}; a value keeps its type"
+            )
     for name, loss in losses.items():
+        if _type(loss) != "float32[]":
+            raise ValueError(f"piece {piece.name!r}: loss {name!r} is {_type(loss)}; expected float32[]")
         if (
             piece.module.tp > 1
             and "model" in axes
@@ -197,6 +221,10 @@ def _check(piece: Piece, written: Mapping, losses: Mapping, axes: tuple[str, ...
             raise ValueError(
                 f"piece {piece.name!r}: loss {name!r} is the same on all of axis 'model'; give shares"
             )
+
+
+def _type(value) -> str:
+    return f"{jnp.result_type(value)}[{','.join(map(str, jnp.shape(value)))}]"
 
 
 def _struct(aval) -> jax.ShapeDtypeStruct:
