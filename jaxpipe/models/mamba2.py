@@ -81,30 +81,26 @@ def ssd(x, dt, a, b, c, runs, chunk: int) -> jax.Array:
     mixing = (scores[:, :, :, None] * decay_BxCxGxRxQxQ).astype(x.dtype)
     y = jnp.einsum("bcgrqk,bcgrkp->bcgrqp", mixing, xdt)
     if y.shape[1] > 1:
-        y_later = _from_earlier_chunks(xdt, sums_BxCxGxRxQ, b, c, runs_BxCxQ)
-        y = jnp.concatenate([y[:, :1], y[:, 1:] + y_later], axis=1)
+        y = y + _from_earlier_chunks(xdt, sums_BxCxGxRxQ, b, c, runs_BxCxQ)
     return y.transpose(0, 1, 4, 2, 3, 5).reshape(shape[0], -1, *shape[2:])[:, :length]
 
 
 def _from_earlier_chunks(xdt, sums, b, c, runs) -> jax.Array:
-    """What chunks 1.. read from the state left by the chunks before them: [B, C-1, G, R, Q, P]."""
+    """What each chunk reads from the state that the chunks before it left: [B, C, G, R, Q, P]."""
     last = runs[:, :, -1:]
-    to_end = jnp.exp(sums[:, :-1, ..., -1:] - sums[:, :-1])
-    to_end = jnp.where((runs == last)[:, :-1, None, None], to_end, 0)
-    kept = (xdt[:, :-1] * to_end[..., None]).astype(xdt.dtype)
-    added = jnp.einsum("bcgqe,bcgrqp->cbgrep", b[:, :-1], kept).astype(jnp.float32)
-    through = jnp.exp(sums[:, 1:-1, ..., -1])  # decay of the state over chunks 1 .. C-2
-    through = jnp.where((last[:, 1:-1] == last[:, :-2])[..., None], through, 0)
+    before = jnp.concatenate([last[:, :1], last[:, :-1]], axis=1)
+    to_end = jnp.where((runs == last)[:, :, None, None], jnp.exp(sums[..., -1:] - sums), 0)
+    through = jnp.where((last == before)[..., None], jnp.exp(sums[..., -1]), 0)
+    from_start = jnp.where((runs == before)[:, :, None, None], jnp.exp(sums), 0)
+    kept = (xdt * to_end[..., None]).astype(xdt.dtype)
+    added = jnp.einsum("bcgqe,bcgrqp->cbgrep", b, kept).astype(jnp.float32)
 
     def step(state, decay_and_added):
         decay, more = decay_and_added
-        state = state * decay[..., None, None] + more
-        return state, state
+        return state * decay[..., None, None] + more, state
 
-    _, later = lax.scan(step, added[0], (jnp.moveaxis(through, 1, 0), added[1:]))
-    states = jnp.concatenate([added[:1], later]).astype(xdt.dtype)  # entering chunks 1 .. C-1
-    from_start = jnp.where((runs[:, 1:] == last[:, :-1])[:, :, None, None], jnp.exp(sums[:, 1:]), 0)
-    y = jnp.einsum("bcgqe,cbgrep->bcgrqp", c[:, 1:], states)
+    _, entering = lax.scan(step, jnp.zeros_like(added[0]), (jnp.moveaxis(through, 1, 0), added))
+    y = jnp.einsum("bcgqe,cbgrep->bcgrqp", c, entering.astype(xdt.dtype))
     return (y * from_start[..., None]).astype(xdt.dtype)
 
 
