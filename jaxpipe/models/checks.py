@@ -1,6 +1,16 @@
 """Checks that the configurations of all families share. Each raises ValueError naming the field."""
 
 
+def check_counts(config, *fields: str) -> None:
+    """Every field is an integer of at least 1."""
+    for field in fields:
+        value = getattr(config, field)
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise ValueError(
+                f"{type(config).__name__}: {field} is {value!r}; expected an integer of at least 1"
+            )
+
+
 def check_positive(config, *fields: str) -> None:
     """Every field is a number above 0."""
     for field in fields:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import jax.numpy as jnp
 
 from jaxpipe.models.attention import AttentionCore, AttentionPost, AttentionPre, attention_pieces
-from jaxpipe.models.checks import check_multiple, check_positive, check_split
+from jaxpipe.models.checks import check_counts, check_multiple, check_positive, check_split
 from jaxpipe.models.head import Head
 from jaxpipe.models.layers import Embedding, SwiGLU
 from jaxpipe.models.piece import Model, Piece
@@ -39,10 +39,14 @@ class LlamaConfig:
     logit_chunk: int = 1024
 
     def __post_init__(self):
-        check_positive(self, "vocab", "hidden", "layers", "heads", "kv_heads", "head_dim", "mlp_hidden")
-        check_positive(self, "rope_theta", "norm_eps", "logit_chunk")
-        optional = ("window", "attention_soft_cap", "logit_soft_cap")
-        check_positive(self, *(name for name in optional if getattr(self, name) is not None))
+        check_counts(
+            self, "vocab", "hidden", "layers", "heads", "kv_heads", "head_dim", "mlp_hidden", "logit_chunk"
+        )
+        check_positive(self, "rope_theta", "norm_eps")
+        if self.window is not None:
+            check_counts(self, "window")
+        caps = ("attention_soft_cap", "logit_soft_cap")
+        check_positive(self, *(name for name in caps if getattr(self, name) is not None))
         check_multiple(self, "heads", of="kv_heads")
         if self.head_dim % 2:
             raise ValueError(f"LlamaConfig: head_dim is {self.head_dim}; rotary embedding needs an even one")

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import jax.numpy as jnp
 
 from jaxpipe.models.attention import AttentionCore, AttentionPost, AttentionPre, attention_pieces
-from jaxpipe.models.checks import check_multiple, check_positive, check_split
+from jaxpipe.models.checks import check_counts, check_multiple, check_positive, check_split
 from jaxpipe.models.head import Head
 from jaxpipe.models.layers import Embedding, SquaredReLU
 from jaxpipe.models.mamba2 import Mamba2
@@ -51,9 +51,10 @@ class NemotronHConfig:
     logit_chunk: int = 1024
 
     def __post_init__(self):
-        check_positive(self, "vocab", "hidden", "heads", "kv_heads", "head_dim", "mlp_hidden")
-        check_positive(self, "mamba_heads", "mamba_head_dim", "mamba_groups", "mamba_state")
-        check_positive(self, "conv_width", "chunk", "norm_eps", "logit_chunk")
+        check_counts(self, "vocab", "hidden", "heads", "kv_heads", "head_dim", "mlp_hidden")
+        check_counts(self, "mamba_heads", "mamba_head_dim", "mamba_groups", "mamba_state")
+        check_counts(self, "conv_width", "chunk", "logit_chunk")
+        check_positive(self, "norm_eps")
         check_multiple(self, "heads", of="kv_heads")
         check_multiple(self, "mamba_heads", of="mamba_groups")
         allowed = ", ".join(f"{letter} ({meaning})" for letter, meaning in LETTERS.items())

@@ -195,7 +195,9 @@ def test_pieces_of_nemotron_h():
 @pytest.mark.parametrize(
     ("family", "fields", "tp", "words"),
     [
-        ("llama", {"hidden": 0}, 1, "LlamaConfig: hidden is 0; expected a number above 0"),
+        ("llama", {"hidden": 0}, 1, "LlamaConfig: hidden is 0; expected an integer of at least 1"),
+        ("llama", {"vocab": 3.5}, 1, "vocab is 3.5"),
+        ("llama", {"norm_eps": 0.0}, 1, "norm_eps is 0.0; expected a number above 0"),
         ("llama", {"layers": -1}, 1, "layers is -1"),
         ("llama", {"heads": 3}, 1, "heads is 3; expected a multiple of kv_heads=2"),
         ("llama", {"head_dim": 5}, 1, "head_dim is 5; rotary embedding needs an even one"),
