@@ -84,9 +84,7 @@ def run_program(
         def instruction(at, state: State) -> State:
             index, microbatch, registers = tables["op"][at], tables["microbatch"][at], tables["operands"][at]
             for number, branch in enumerate(branches):
-                run = functools.partial(
-                    _run, codes, branch, registers, microbatch, params=params, batch=batch, scales=scales
-                )
+                run = functools.partial(_run, codes, branch, registers, microbatch, params, batch, scales)
                 state = _gate(branch, index == number, run, state)
             return state
 
@@ -126,32 +124,31 @@ def _write(file: tuple[jax.Array, ...], register, values) -> tuple[jax.Array, ..
 
 def _gate(branch: Branch, chosen, run, state: State) -> State:
     """Runs a branch if it was chosen: a loop of none or one rounds, which updates its carries in place."""
-    _, outputs = operands(branch.spec, branch.op.phase, branch.op.kept)
-    written = {register_class(branch.spec, o) for o in outputs}
+    inputs, outputs = operands(branch.spec, branch.op.phase, branch.op.kept)
+    # What is only read is carried too: beside a loop that writes it, a file read from outside is copied.
+    names = {register_class(branch.spec, o) for o in [*inputs, *outputs]}
     touched = State(
-        {name: state.registers[name] for name in sorted(written)},
+        {name: state.registers[name] for name in sorted(names)},
         {branch.slot: state.grads[branch.slot]}
         if branch.op.phase != "F" and branch.slot in state.grads
         else {},
         state.losses,
     )
-    # All registers can be read; those that are written are read from the carry.
-    after = lax.fori_loop(
-        0, chosen.astype(jnp.int32), lambda _, s: run(s, state.registers | s.registers), touched
-    )
+
+    after = lax.fori_loop(0, chosen.astype(jnp.int32), run, touched)
     return State(state.registers | after.registers, state.grads | after.grads, after.losses)
 
 
-def _run(
-    codes, branch: Branch, numbers, microbatch, state: State, registers, *, params, batch, scales
-) -> State:
+def _run(codes, branch: Branch, numbers, microbatch, params, batch, scales, i, state: State) -> State:
     """One instruction: reads its registers, computes, writes registers, gradients and losses."""
+    # Tied to the loop's counter, or XLA would take the work for loop-invariant and do it in any case.
+    numbers, microbatch, _ = lax.optimization_barrier((numbers, microbatch, i))
     op, spec = branch.op, branch.spec
     code = codes[op.kind, op.policy].phases[op.phase]
     inputs, outputs = operands(spec, op.phase, op.kept)
     arrays, kept = {}, {}
     for number, operand in zip(numbers, inputs):
-        values = _read(registers[register_class(spec, operand)], number)
+        values = _read(state.registers[register_class(spec, operand)], number)
         what, name = operand
         if what == "kept":
             kept[name] = values[0]
