@@ -64,5 +64,10 @@ def _trace_model(model, mesh, sequences, length, policies, dtype) -> Codes:
 
 
 def compute_copy(params, dtype):
-    """Parameters as the pieces read them: matrices cast to `dtype`, vectors and scalars left in float32."""
+    """Parameters as the pieces read them: matrices cast to `dtype`, vectors and scalars left in float32.
+
+    The number of axes tells them apart, here and for weight decay (`optimizer.decay_mask`). So a piece stores
+    what scales or shifts single channels or heads (norms, biases, decay rates) as a vector, and reshapes it
+    where it is used; a parameter with two or more axes is cast and decayed.
+    """
     return jax.tree.map(lambda v: v.astype(dtype) if v.ndim >= 2 else v, params)

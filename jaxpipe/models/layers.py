@@ -2,7 +2,7 @@
 
 Shape letters: B sequences, S tokens, H hidden size, M columns of an MLP, V vocabulary.
 All sizes of a module are global; with `tp` > 1 its parameters and values are one device's shard.
-Parameters are float32 (or already in the compute dtype) and are cast where they are used.
+Matrices are float32 or already in the compute dtype and are cast where they are used; vectors are float32.
 """
 
 from typing import Any

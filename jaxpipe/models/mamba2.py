@@ -6,6 +6,7 @@ size, W width of the convolution, C chunks of Q tokens. Each group shares its in
 document into the next.
 """
 
+import math
 from typing import Any
 
 import flax.linen as nn
@@ -126,7 +127,8 @@ class Mamba2(nn.Module):
     """x -> x + W_out norm(ssd(...) * silu(z)), section 7.1 of the paper; x [B, S/tp, H].
 
     The projections stand apart (the paper's code joins them), so that each is split over `model` by heads or
-    groups. The gated RMSNorm is one for each group, so a device normalises its own groups.
+    groups. The gated RMSNorm is one for each group, so a device normalises its own groups. Parameters with
+    one number a head or channel are vectors, by groups, so that a device holds a contiguous part.
     """
 
     hidden: int
@@ -154,15 +156,14 @@ class Mamba2(nn.Module):
         b = self._conv("conv_b", self._project("b", n, (groups, self.state)), runs)
         c = self._conv("conv_c", self._project("c", n, (groups, self.state)), runs)
         dt = self._project("dt", n, (groups, per_group)).astype(jnp.float32)
-        dt = jax.nn.softplus(dt + self._by_head("dt_bias", _init_dt_bias))
-        a = -jnp.exp(self._by_head("a_log", _init_a_log))
+        dt = jax.nn.softplus(dt + self._vector("dt_bias", _init_dt_bias, (groups, per_group)))
+        a = -jnp.exp(self._vector("a_log", _init_a_log, (groups, per_group)))
 
         y = ssd(x, dt, a, b, c, runs, self.chunk)
-        y = y + x * self._by_head("skip", nn.initializers.ones)[..., None].astype(self.dtype)
-        y = y * nn.silu(z)
+        y = y + x * self._vector("skip", nn.initializers.ones, (groups, per_group))[..., None]
+        y = y.astype(self.dtype) * nn.silu(z)
         gated = y.reshape(*y.shape[:3], per_group * self.head_dim)
-        ones = nn.with_partitioning(nn.initializers.ones, ("model", None))
-        gate_norm = self.param("gate_norm", ones, (groups, per_group * self.head_dim))
+        gate_norm = self._vector("gate_norm", nn.initializers.ones, gated.shape[2:])
         y = rms_norm(gated, gate_norm, self.norm_eps).reshape(y.shape)
         std = residual_std(self.heads * self.head_dim, self.blocks)
         out = self.param("out", normal(std, ("model", None, None, None)), (*inner, self.hidden))
@@ -176,17 +177,15 @@ class Mamba2(nn.Module):
 
     def _conv(self, name: str, u: jax.Array, runs: jax.Array) -> jax.Array:
         """`causal_conv` of u [B, S, G, ...] with a kernel and a bias of its own."""
-        split = ("model", *[None] * (u.ndim - 3))
-        bound = self.conv_width**-0.5
-        kernel_init = nn.with_partitioning(_symmetric_uniform(bound), (None, *split))
-        bias_init = nn.with_partitioning(nn.initializers.zeros, split)
-        kernel = self.param(name, kernel_init, (self.conv_width, *u.shape[2:]))
-        return causal_conv(u, kernel, self.param(f"{name}_bias", bias_init, u.shape[2:]), runs)
+        shape = u.shape[2:]
+        split = (None, "model", *[None] * (len(shape) - 1))
+        init = nn.with_partitioning(_symmetric_uniform(self.conv_width**-0.5), split)
+        kernel = self.param(name, init, (self.conv_width, *shape))
+        return causal_conv(u, kernel, self._vector(f"{name}_bias", nn.initializers.zeros, shape), runs)
 
-    def _by_head(self, name: str, init) -> jax.Array:
-        """A float32 parameter [G, R], one number a head."""
-        shape = (self.groups // self.tp, self.heads // self.groups)
-        return self.param(name, nn.with_partitioning(init, ("model", None)), shape).astype(jnp.float32)
+    def _vector(self, name: str, init, shape: tuple[int, ...]) -> jax.Array:
+        """A parameter stored as a vector (see `code.compute_copy`) in the shape [G, ...] of its use."""
+        return self.param(name, nn.with_partitioning(init, ("model",)), (math.prod(shape),)).reshape(shape)
 
 
 def _symmetric_uniform(bound: float):

@@ -29,6 +29,8 @@ def learning_rate(config: Config, step: int | jax.Array) -> jax.Array:
 def decay_mask(params) -> dict:
     """True for the leaves that weight decay applies to: matrices and higher, not vectors or scalars.
 
+    The pieces' convention, as for `code.compute_copy`: matrices are cast to the compute dtype and decay;
+    norms, biases and whatever else has one number a channel or head are vectors, stay float32 and do not.
     `params` must have the shapes of single pieces: a leading stage axis would make vectors matrices.
     """
     return jax.tree.map(lambda leaf: len(leaf.shape) >= 2, params)
