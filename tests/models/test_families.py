@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
 
+from jaxpipe.models.code import compute_copy
 from jaxpipe.models.families import FAMILIES
 from jaxpipe.models.piece import apply_model, init_params, param_specs
 
@@ -160,11 +161,20 @@ def test_initial_loss_is_near_uniform(family):
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_bfloat16_is_near_float32(family):
+    """One rounding is 2^-9 of a number; a dozen in a row stay within 5% of each gradient's norm."""
     params, model = livened_params(family), model_of(family, dtype=jnp.bfloat16)
-    loss, _ = loss_and_gradients(family)(params, packed())
-    low = jax.jit(lambda params: apply_model(model, params, packed())["nll"])
-    np.testing.assert_allclose(low(params), loss, rtol=0.01)
-    assert all(g.dtype == jnp.float32 for g in jax.tree.leaves(jax.eval_shape(jax.grad(low), params)))
+    want_loss, want = loss_and_gradients(family)(params, packed())
+
+    @jax.jit
+    @jax.value_and_grad
+    def low(params):
+        return apply_model(model, compute_copy(params, jnp.bfloat16), packed())["nll"]
+
+    loss, grads = low(params)
+    np.testing.assert_allclose(loss, want_loss, rtol=2e-3)
+    for (path, got), x in zip(jax.tree.leaves_with_path(grads), jax.tree.leaves(want)):
+        assert got.dtype == jnp.float32
+        assert np.linalg.norm(got - x) < 0.05 * np.linalg.norm(x), path
 
 
 def test_pieces_of_llama():
