@@ -46,6 +46,8 @@ class Piece:
 
     Pieces of one `kind` have equal modules and so share compiled code.
     `tied` maps a top-level parameter of this piece to the (piece name, parameter) that owns it.
+
+    Raises ValueError for a name listed twice, and for a piece that gives nothing.
     """
 
     name: str
@@ -56,10 +58,21 @@ class Piece:
     losses: tuple[str, ...] = ()
     tied: tuple[tuple[str, tuple[str, str]], ...] = ()
 
+    def __post_init__(self):
+        names = {"reads": self.reads, "writes": self.writes, "losses": self.losses}
+        for field, listed in (names | {"tied": [name for name, _ in self.tied]}).items():
+            if repeated := sorted({name for name in listed if listed.count(name) > 1}):
+                raise ValueError(f"piece {self.name!r}: {field} lists {repeated} more than once")
+        if not self.writes and not self.losses:
+            raise ValueError(f"piece {self.name!r} has neither writes nor losses; expected at least one")
+
 
 @dataclass(frozen=True)
 class Model:
-    """A model as an ordered tuple of pieces."""
+    """A model as an ordered tuple of pieces.
+
+    Raises ValueError naming the piece that does not fit the others.
+    """
 
     name: str
     pieces: tuple[Piece, ...]
@@ -84,6 +97,21 @@ class Model:
         unread = [name for name, read in latest.items() if not read]
         if unread:
             raise ValueError(f"values {unread} are written last and never read")
+        self._check_owners()
+
+    def _check_owners(self) -> None:
+        """Tied parameters belong to other pieces, which hold them themselves."""
+        tied = {piece.name: dict(piece.tied) for piece in self.pieces}
+        for piece in self.pieces:
+            for name, (owner, owner_name) in piece.tied:
+                where = f"piece {piece.name!r} ties {name!r} to {owner_name!r} of piece {owner!r}"
+                if owner == piece.name:
+                    raise ValueError(f"{where}; the owner must be another piece")
+                if owner not in tied:
+                    raise ValueError(f"{where}, which does not exist; pieces: {', '.join(tied)}")
+                if owner_name in tied[owner]:
+                    real, real_name = tied[owner][owner_name]
+                    raise ValueError(f"{where}, which ties it too; tie it to {real_name!r} of {real!r}")
 
 
 def producers(pieces: tuple[Piece, ...]) -> list[dict[str, int]]:
@@ -93,16 +121,6 @@ def producers(pieces: tuple[Piece, ...]) -> list[dict[str, int]]:
         result.append({name: latest[name] for name in piece.reads})
         latest.update(dict.fromkeys(piece.writes, i))
     return result
-
-
-def kept_reads(pieces: tuple[Piece, ...]) -> list[tuple[str, ...]]:
-    """For each piece: the values it reads that a later piece reads too.
-
-    Their cotangents are summed as a chain from the last reader to the first.
-    """
-    wiring = producers(pieces)
-    last = {(producer, name): i for i, w in enumerate(wiring) for name, producer in w.items()}
-    return [tuple(n for n in p.reads if last[w[n], n] > i) for i, (p, w) in enumerate(zip(pieces, wiring))]
 
 
 def example_batch(sequences: int, length: int) -> Values:
@@ -145,34 +163,62 @@ def _compiled_initialisers(model: Model) -> dict[str, Callable]:
     return {k: jax.jit(f, compiler_options=_QUICKLY) for k, f in _initialisers(model).items()}
 
 
-def _init_boxed(model: Model, seed: int, initialisers: dict[str, Callable]) -> dict:
-    root, params = jax.random.key(seed), {}
-    for i, piece in enumerate(model.pieces):
-        own = dict(initialisers[piece.kind](jax.random.fold_in(root, i)))
-        tied = {name for name, _ in piece.tied}
-        params[piece.name] = {name: value for name, value in own.items() if name not in tied}
-    return params
+@functools.cache
+def _boxed_types(model: Model) -> dict:
+    """Types of all parameters with the axes that split them, by piece; checks those that are tied."""
+    initialisers = _initialisers(model)
+    by_kind = {kind: jax.eval_shape(f, jax.random.key(0)) for kind, f in initialisers.items()}
+    every = {piece.name: by_kind[piece.kind] for piece in model.pieces}
+    for piece in model.pieces:
+        for name, (owner, owner_name) in piece.tied:
+            _check_tied(piece.name, name, every[piece.name], owner, owner_name, every[owner])
+    return {piece.name: _without_tied(piece, every[piece.name]) for piece in model.pieces}
+
+
+def _without_tied(piece: Piece, params: Mapping) -> dict:
+    tied = dict(piece.tied)
+    return {name: value for name, value in params.items() if name not in tied}
+
+
+def _check_tied(user: str, name: str, params: Mapping, owner: str, owner_name: str, owned: Mapping) -> None:
+    """A tied parameter stands on both sides, in one shape."""
+    where = f"piece {user!r} ties {name!r} to {owner_name!r} of piece {owner!r}"
+    for piece, parameter, known in ((user, name, params), (owner, owner_name, owned)):
+        if parameter not in known:
+            found = ", ".join(sorted(known)) or "none"
+            raise ValueError(f"{where}, but {piece!r} has no parameter {parameter!r}; it has: {found}")
+    shape, owner_shape = (jax.tree.map(jnp.shape, meta.unbox(v)) for v in (params[name], owned[owner_name]))
+    if shape != owner_shape:
+        raise ValueError(f"{where}, but its shape is {shape} and the owner's {owner_shape}")
 
 
 def init_params(model: Model, seed: int) -> dict:
     """Master parameters (float32, global shapes) by piece name, the same under any plan.
 
-    Piece number i draws from `fold_in(key(seed), i)`. A tied parameter stands at its owner only.
+    In piece order. Piece number i draws from `fold_in(key(seed), i)`; a tied parameter stands at its owner.
     Compiles as it goes: call it outside `jit`.
+
+    Raises:
+      ValueError: for a tied parameter that does not exist or differs from its owner's.
     """
-    return meta.unbox(_init_boxed(model, seed, _compiled_initialisers(model)))
+    _boxed_types(model)
+    initialisers, root, params = _compiled_initialisers(model), jax.random.key(seed), {}
+    for i, piece in enumerate(model.pieces):
+        every = initialisers[piece.kind](jax.random.fold_in(root, i))
+        params[piece.name] = meta.unbox(_without_tied(piece, every))
+    return params
 
 
 @functools.cache
 def param_shapes(model: Model) -> dict:
-    """Types of `init_params`, without computing anything."""
-    return jax.eval_shape(lambda: meta.unbox(_init_boxed(model, 0, _initialisers(model))))
+    """Types of `init_params`, without computing anything; raises what it does."""
+    return {name: meta.unbox(own) for name, own in _boxed_types(model).items()}
 
 
 @functools.cache
 def param_specs(model: Model) -> dict:
     """PartitionSpec of every parameter (only axis `model` appears), shaped like `init_params`."""
-    specs = nn.get_partition_spec(jax.eval_shape(lambda: _init_boxed(model, 0, _initialisers(model))))
+    specs = {name: nn.get_partition_spec(own) for name, own in _boxed_types(model).items()}
     return jax.tree.map(lambda s: s or PartitionSpec(), specs, is_leaf=lambda s: s is None or _is_spec(s))
 
 

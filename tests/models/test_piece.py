@@ -96,7 +96,7 @@ def test_a_read_means_the_latest_writer():
 
 def test_params_have_one_entry_a_piece_and_tied_ones_stand_at_their_owner():
     params = init_params(MODEL, 0)
-    assert set(params) == {p.name for p in MODEL.pieces}
+    assert list(params) == list(param_shapes(MODEL)) == [p.name for p in MODEL.pieces]
     assert params["head"] == params["a/core"] == {}
     assert piece_params(HEAD, params)["table"] is params["embed"]["table"]
     shapes = jax.tree.map(lambda v: jax.ShapeDtypeStruct(v.shape, v.dtype), params)
@@ -135,6 +135,10 @@ def test_the_sequential_model_by_hand():
     np.testing.assert_allclose(losses["nll"], jnp.log(jnp.exp(x @ table.T).sum(-1)).sum(), rtol=1e-5)
 
 
+def tied_head(owner: str, parameter: str, name: str = "head", own: str = "table") -> Piece:
+    return Piece(name, "head", Head(), ("x",), (), ("nll",), ((own, (owner, parameter)),))
+
+
 @pytest.mark.parametrize(
     ("pieces", "message"),
     [
@@ -149,8 +153,46 @@ def test_the_sequential_model_by_hand():
             "piece 'again' overwrites 'x', which none has read",
         ),
         ((EMBED, *layer("a")), r"values \['x'\] are written last and never read"),
+        (
+            (EMBED, tied_head("em", "table")),
+            "piece 'head' ties 'table' to 'table' of piece 'em', which does not exist; pieces: embed, head",
+        ),
+        ((EMBED, tied_head("head", "norm")), "of piece 'head'; the owner must be another piece"),
+        (
+            (EMBED, HEAD, tied_head("head", "table", "second")),
+            "of piece 'head', which ties it too; tie it to 'table' of 'embed'",
+        ),
     ],
 )
 def test_a_model_that_is_wired_wrong_is_named(pieces, message):
     with pytest.raises(ValueError, match=message):
         Model("toy", pieces)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"writes": ()}, "has neither writes nor losses; expected at least one"),
+        ({"reads": ("q", "x", "q")}, r"reads lists \['q'\] more than once"),
+        ({"writes": ("x", "x")}, r"writes lists \['x'\] more than once"),
+        ({"losses": ("nll", "nll")}, r"losses lists \['nll'\] more than once"),
+        ({"tied": (("w", ("a", "w")), ("w", ("b", "w")))}, r"tied lists \['w'\] more than once"),
+    ],
+)
+def test_a_piece_that_makes_no_sense_is_named(fields, message):
+    with pytest.raises(ValueError, match=f"piece 'p'.* {message}"):
+        Piece(**({"name": "p", "kind": "k", "module": Pre(), "reads": ("x",), "writes": ("q",)} | fields))
+
+
+@pytest.mark.parametrize("read", [param_shapes, param_specs, lambda model: init_params(model, 0)])
+@pytest.mark.parametrize(
+    ("head", "message"),
+    [
+        (tied_head("embed", "tabel"), "but 'embed' has no parameter 'tabel'; it has: table"),
+        (tied_head("embed", "table", own="bias"), "but 'head' has no parameter 'bias'; it has: table"),
+        (tied_head("a/pre", "w"), r"but its shape is \(7, 4\) and the owner's \(4, 4\)"),
+    ],
+)
+def test_a_tied_parameter_that_is_not_there_is_named(read, head, message):
+    with pytest.raises(ValueError, match=f"piece 'head' ties .* {message}"):
+        read(Model("toy", (EMBED, *layer("a"), head)))
