@@ -4,7 +4,7 @@ A piece is traced once, forward and vector-Jacobian product together. What depen
 is backward; values that cross from forward to backward are stashed as residuals. The backward
 splits again: I is what the cotangents of the inputs need, W is the rest, and what crosses from I to
 W is a second stash. Weights are never stashed, and what follows from weights and batch alone is
-computed again.
+computed again. `jax.checkpoint` in a piece is undone, since what to compute again is the plan's decision.
 """
 
 from collections.abc import Iterable, Mapping
@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 from jax.extend.core import Literal, Var
 
-from jaxpipe.models.jaxprs import Fragment, cut, tainted, trace, used
+from jaxpipe.models.jaxprs import Fragment, cut, tainted, trace, used, without_checkpoints
 from jaxpipe.models.piece import Piece
 from jaxpipe.models.stash import fewest_bytes
 
@@ -75,68 +75,89 @@ def trace_piece(
     given |= {("read", n): reads[n] for n in piece.reads}
     given |= {("batch", n): batch[n] for n in sorted(batch)}
 
-    def apply(arrays: dict[Tag, jax.Array], constants: dict[Tag, jax.Array]) -> dict[Tag, jax.Array]:
-        every = arrays | constants
+    outputs = [("write", n) for n in piece.writes] + [("loss", n) for n in piece.losses]
+
+    def apply(*flat):
+        every = dict(zip(given, flat))
         own = jax.tree.unflatten(tree, [every["param", i] for i in range(len(leaves))])
         values, data = ({n: every[t, n] for t, n in every if t == group} for group in ("read", "batch"))
         written, losses = piece.module.apply({"params": own}, values, data)
         _check(piece, values, written, losses, axes)
-        result = {("write", n): varying(written[n], axes) for n in piece.writes}
-        return result | {("loss", n): varying(losses[n], axes) for n in piece.losses}
+        made = {"write": written, "loss": losses}
+        return [varying(made[tag][n], axes) for tag, n in outputs]
 
-    outputs = jax.eval_shape(lambda *a: apply(dict(zip(given, a)), {}), *given.values())
-    cotangents = {(f"ct_{tag}", n): zeros(v, axes) for (tag, n), v in outputs.items()}
+    traced = jax.make_jaxpr(apply)(*given.values())
+    forward = without_checkpoints(traced)
+    cotangents = {(f"ct_{tag}", n): zeros(t, axes) for (tag, n), t in zip(outputs, traced.out_avals)}
+    inputs = [*given, *cotangents]
+    d_reads, grads = [("ct_read", n) for n in piece.reads], [("grad", i) for i in range(len(leaves))]
 
     def joint(*flat):
-        every = dict(zip([*given, *cotangents], flat))
-        constants = {t: every[t] for t in given if t[0] == "batch"}
-        inputs = {t: every[t] for t in given if t[0] != "batch"}
-        results, vjp = jax.vjp(lambda arrays: apply(arrays, constants), inputs)
-        (grads,) = vjp({t: every["ct_" + t[0], t[1]] for t in results})
-        results |= {("ct_read", n): grads["read", n] for n in piece.reads}
-        results |= {("grad", i): grads["param", i] for i in range(len(leaves))}
-        return list(results.values())
+        every = dict(zip(inputs, flat))
+        differentiated = {t: v for t, v in every.items() if t[0] in ("param", "read")}
+        made, vjp = jax.vjp(lambda arrays: forward(*((every | arrays)[t] for t in given)), differentiated)
+        (pulled,) = vjp([every[t] for t in cotangents])
+        return [*made, *(pulled["read", n] for _, n in d_reads), *(pulled["param", i] for _, i in grads)]
 
     whole = trace(joint, *given.values(), *cotangents.values())
-    result_tags = [*outputs]
-    result_tags += [("ct_read", n) for n in piece.reads] + [("grad", i) for i in range(len(leaves))]
-    inputs = dict(zip([*given, *cotangents], whole.inputs))
-    results = dict(zip(result_tags, whole.outputs))
-    return _cut_phases(whole, inputs, results, policy)
+    results = dict(zip([*outputs, *d_reads, *grads], whole.outputs))
+    return _cut_phases(whole, dict(zip(inputs, whole.inputs)), results, policy)
 
 
 def _cut_phases(whole: Fragment, inputs: dict[Tag, Var], results: dict[Tag, Var], policy: str) -> PieceCode:
     """Cuts the joint trace of a piece into its phases."""
-    written = [t for t in results if t[0] == "write"]
-    losses = [t for t in results if t[0] == "loss"]
-    d_reads = [t for t in results if t[0] == "ct_read"]
-    grads = [t for t in results if t[0] == "grad"]
-    arrays = inputs | results
+    groups = ("write", "loss", "ct_read", "grad")
+    written, losses, d_reads, grads = ([t for t in results if t[0] == group] for group in groups)
+    saved, residuals, early, stash = list(inputs), {}, [], {}
+    if policy == "none" and written:
+        saved, residuals = _choose_saved(whole, inputs, results)
+    arrays = inputs | results | residuals
+    if policy != "forward" and written:
+        early, stash = _split_backward(whole, arrays, saved, d_reads, grads)
+        arrays |= stash
 
     def phase(arguments: Iterable[Tag], outputs: Iterable[Tag]) -> PhaseCode:
-        outputs = tuple(outputs)
-        fragment = cut(whole, [arrays[t] for t in arguments], [arrays[t] for t in outputs])
-        needed = used(fragment)
-        kept = tuple(t for t in arguments if _is_in(arrays[t], needed))
-        return PhaseCode(kept, outputs, cut(whole, [arrays[t] for t in kept], fragment.outputs))
+        return _phase(whole, arrays, arguments, outputs)
 
     forward_inputs = [t for t in inputs if not t[0].startswith("ct_")]
-    residuals, saved = [], list(inputs)
-    if policy == "none" and written:
-        forward, backward = ([results[t] for t in tags] for tags in (written + losses, d_reads + grads))
-        names = {v: t for t, v in arrays.items() if t[0] in ("read", "write") and isinstance(v, Var)}
-        kept = _forward_values(whole, inputs, set(names), forward, backward)
-        residuals = [("residual", i) for i in range(sum(v not in names for v in kept))]
-        arrays |= zip(residuals, (v for v in kept if v not in names))
-        saved = [t for t in inputs if t[0] != "read"] + [names[v] for v in kept if v in names] + residuals
     phases = {"F": phase(forward_inputs, [*written, *losses, *residuals])}
-    if policy != "forward":
-        if written:
-            phases["B"] = phase(saved, [*d_reads, *grads])
-            phases |= _split_backward(whole, arrays, saved, d_reads, grads, phase)
-        else:
-            phases["B"] = phases["I"] = phase(saved, [*losses, *d_reads, *grads])
+    if policy != "forward" and not written:
+        phases["B"] = phases["I"] = phase(saved, [*losses, *d_reads, *grads])
+    elif policy != "forward":
+        late = [t for t in grads if t not in early]
+        phases["B"] = phase(saved, [*d_reads, *grads])
+        phases["I"] = phase(saved, [*d_reads, *early, *stash])
+        if late:
+            phases["W"] = phase([*saved, *stash], late)
     return PieceCode({t: _struct(v.aval) for t, v in arrays.items()}, phases)
+
+
+def _phase(
+    whole: Fragment, arrays: Mapping[Tag, Var], arguments: Iterable[Tag], outputs: Iterable[Tag]
+) -> PhaseCode:
+    """The code from some of `arguments`, those that are needed, to all `outputs`."""
+    outputs = tuple(outputs)
+    fragment = cut(whole, [arrays[t] for t in arguments], [arrays[t] for t in outputs])
+    needed = used(fragment)
+    kept = tuple(t for t in arguments if _is_in(arrays[t], needed))
+    return PhaseCode(kept, outputs, cut(whole, [arrays[t] for t in kept], fragment.outputs))
+
+
+def _choose_saved(
+    whole: Fragment, inputs: dict[Tag, Var], results: dict[Tag, Var]
+) -> tuple[list[Tag], dict[Tag, Var]]:
+    """What the backward is given if the forward need not run again.
+
+    Returns:
+      Its arguments, residuals included, and the residuals: values kept that are neither read nor written.
+    """
+    names = {v: t for t, v in (inputs | results).items() if t[0] in ("read", "write") and isinstance(v, Var)}
+    forward = [v for t, v in results.items() if t[0] in ("write", "loss")]
+    backward = [v for t, v in results.items() if t[0] in ("ct_read", "grad")]
+    kept = _forward_values(whole, inputs, set(names), forward, backward)
+    residuals = {("residual", i): v for i, v in enumerate(v for v in kept if v not in names)}
+    given = [t for t in inputs if t[0] != "read"]
+    return [*given, *(names[v] for v in kept if v in names), *residuals], residuals
 
 
 def _forward_values(
@@ -165,26 +186,24 @@ def _is_in(atom: Var | Literal, variables: set[Var]) -> bool:
     return isinstance(atom, Var) and atom in variables
 
 
-def _split_backward(whole, arrays, saved, d_reads, grads, phase) -> dict[str, PhaseCode]:
-    """I and W; adds the stash between them to `arrays`.
+def _split_backward(
+    whole: Fragment, arrays: Mapping[Tag, Var], saved: list[Tag], d_reads: list[Tag], grads: list[Tag]
+) -> tuple[list[Tag], dict[Tag, Var]]:
+    """Splits the backward in I and W.
 
-    Weight gradients that I computes anyway (those of a loop are made together with its input gradient)
-    are given by I.
+    Returns:
+      The weight gradients that I computes anyway (those of a loop are made together with its input
+      gradient), and the stash: what I makes for the gradients that are left to W.
     """
-    made = {v for e in phase(saved, d_reads).fragment.eqns for v in e.outvars}
+    given = [arrays[t] for t in saved]
+    made = {v for e in cut(whole, given, [arrays[t] for t in d_reads]).eqns for v in e.outvars}
     early = [t for t in grads if _is_in(arrays[t], made)]
-    grads = [t for t in grads if t not in early]
-    if not grads:
-        return {"I": phase(saved, [*d_reads, *early])}
-    rest = [e for e in phase(saved, grads).fragment.eqns if not made.intersection(e.outvars)]
-    wanted = {v for e in rest for v in e.invars if isinstance(v, Var)}
-    wanted |= {arrays[t] for t in grads if isinstance(arrays[t], Var)}
-    own = tainted(whole, [arrays[t] for t in saved if t[0] not in ("param", "batch")])
-    stash = []
-    for i, var in enumerate(fewest_bytes(whole, wanted & own & made, own & made)):
-        arrays["stash", i] = var
-        stash.append(("stash", i))
-    return {"I": phase(saved, [*d_reads, *early, *stash]), "W": phase([*saved, *stash], grads)}
+    late = [arrays[t] for t in grads if t not in early]
+    rest = [e for e in cut(whole, given, late).eqns if not made.intersection(e.outvars)]
+    wanted = {v for v in (*late, *(v for e in rest for v in e.invars)) if isinstance(v, Var)}
+    own = made & tainted(whole, [arrays[t] for t in saved if t[0] not in ("param", "batch")])
+    stash = fewest_bytes(whole, wanted & own, own)
+    return early, {("stash", i): v for i, v in enumerate(stash)}
 
 
 def varying(value: jax.Array, axes: tuple[str, ...]) -> jax.Array:

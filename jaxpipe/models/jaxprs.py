@@ -6,20 +6,18 @@ from dataclasses import dataclass
 import jax
 from jax.extend.core import ClosedJaxpr, JaxprEqn, Literal, Var
 
-_CALLS = {
-    "jit": "jaxpr",
-    "closed_call": "call_jaxpr",
-    "custom_jvp_call": "call_jaxpr",
-    "custom_vjp_call": "call_jaxpr",
-}
+_PLAIN_CALLS = {"jit": "jaxpr", "closed_call": "call_jaxpr", "remat2": "jaxpr"}
+"""Calls that only group equations (remat2: `jax.checkpoint`): name -> parameter that holds the jaxpr."""
+
+_CALLS = _PLAIN_CALLS | {"custom_jvp_call": "call_jaxpr", "custom_vjp_call": "call_jaxpr"}
+"""The same with calls that bring their own derivatives."""
 
 
 @dataclass(frozen=True, eq=False)
 class Fragment:
     """A part of a traced function: equations that lead from `inputs` to `outputs`.
 
-    An output may be a literal, an input or a constant. Differentiation is over by now, so calls
-    with custom derivatives are plain calls.
+    An output may be a literal, an input or a constant.
     """
 
     inputs: tuple[Var, ...]
@@ -30,7 +28,7 @@ class Fragment:
     def __call__(self, *args) -> list:
         """Evaluates the fragment; one argument for each of `inputs`."""
         env = self.consts | dict(zip(self.inputs, args, strict=True))
-        _evaluate(self.eqns, env)
+        _evaluate(self.eqns, env, calls={})
         return [_read(env, v) for v in self.outputs]
 
 
@@ -38,14 +36,14 @@ def _read(env: dict, atom):
     return atom.val if isinstance(atom, Literal) else env[atom]
 
 
-def _evaluate(eqns: Sequence[JaxprEqn], env: dict) -> None:
+def _evaluate(eqns: Sequence[JaxprEqn], env: dict, calls: dict[str, str]) -> None:
+    """Adds what the equations make to `env`; the bodies of `calls` are evaluated in their place."""
     for eqn in eqns:
         inputs = [_read(env, v) for v in eqn.invars]
-        if eqn.primitive.name in _CALLS:
-            inner = eqn.params[_CALLS[eqn.primitive.name]]
-            scope = dict(zip([*inner.jaxpr.constvars, *inner.jaxpr.invars], [*inner.consts, *inputs]))
-            _evaluate(inner.jaxpr.eqns, scope)
-            outputs = [_read(scope, v) for v in inner.jaxpr.outvars]
+        if eqn.primitive.name in calls:
+            inner = eqn.params[calls[eqn.primitive.name]]
+            closed = inner if isinstance(inner, ClosedJaxpr) else ClosedJaxpr(inner, ())
+            outputs = _call(closed, inputs, calls)
         else:
             with eqn.ctx.manager:
                 outputs = eqn.primitive.bind(*inputs, **eqn.primitive.get_bind_params(eqn.params))
@@ -53,14 +51,25 @@ def _evaluate(eqns: Sequence[JaxprEqn], env: dict) -> None:
         env.update(zip(eqn.outvars, outputs))
 
 
+def _call(closed: ClosedJaxpr, inputs: Sequence, calls: dict[str, str]) -> list:
+    jaxpr = closed.jaxpr
+    env = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*closed.consts, *inputs], strict=True))
+    _evaluate(jaxpr.eqns, env, calls)
+    return [_read(env, v) for v in jaxpr.outvars]
+
+
+def without_checkpoints(closed: ClosedJaxpr) -> Callable[..., list]:
+    """A traced function with `jax.checkpoint` undone; derivatives that it defines itself stay defined."""
+    return lambda *args: _call(closed, args, _PLAIN_CALLS)
+
+
 def trace(function: Callable, *args) -> Fragment:
-    """Traces `function` on flat arguments, with nested calls inlined.
+    """Traces `function` on flat arguments, with nested calls inlined; its differentiation must be over.
 
     Only after inlining do equalities show: a residual that is an input, or a cast of a weight.
     """
     outer = jax.make_jaxpr(function)(*args)
-    closed = jax.make_jaxpr(lambda *a: _whole(outer)(*a))(*outer.in_avals)
-    return _whole(closed)
+    return _whole(jax.make_jaxpr(lambda *a: _call(outer, a, _CALLS))(*outer.in_avals))
 
 
 def _whole(closed: ClosedJaxpr) -> Fragment:

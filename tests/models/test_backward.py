@@ -125,6 +125,14 @@ def custom(m, v, b):
     return {"x": scaled(v["x"], m.param("w", nn.initializers.normal(0.5), (H, H)))}, {}
 
 
+def checkpointed(m, v, b):
+    """`mlp` under `jax.checkpoint`, in a function of its own, with an activation that has its own rule."""
+    up = m.param("up", nn.initializers.normal(0.5), (H, M))
+    down = m.param("down", nn.initializers.normal(0.5), (M, H))
+    body = jax.jit(jax.checkpoint(lambda x: x + jax.nn.relu(x @ up) @ down))
+    return {"x": body(v["x"])}, {}
+
+
 PIECES = {
     "mlp": piece(mlp),
     "swiglu": piece(swiglu),
@@ -139,6 +147,7 @@ PIECES = {
     "loop": piece(loop),
     "chunked": piece(chunked),
     "custom": piece(custom),
+    "checkpointed": piece(checkpointed),
 }
 
 
@@ -241,6 +250,29 @@ def test_full_recompute_repeats_a_matmul_once_and_only_those_that_are_needed():
     """The last matmul of the forward is not needed again; W repeats nothing."""
     assert counts("mlp", "full") == {"F": 2, "B": 5, "I": 3, "W": 2}
     assert counts("swiglu", "full") == {"F": 3, "B": 8, "I": 5, "W": 3}
+
+
+def test_a_checkpoint_in_a_piece_is_undone():
+    """It splits in I and W like any other piece, and the policy alone says what is computed again."""
+    assert counts("checkpointed", "none") == {"F": 2, "B": 4, "I": 2, "W": 2}
+    assert counts("checkpointed", "full") == {"F": 2, "B": 5, "I": 3, "W": 2}
+
+
+def test_a_checkpoint_in_a_rule_is_inlined():
+    @jax.custom_vjp
+    def rule(x, w):
+        return jnp.sin(x @ w)
+
+    @jax.checkpoint
+    def pulled(x, w, ct):
+        inner = ct * jnp.cos(x @ w)
+        return inner @ w.T, jnp.einsum("bsh,bsm->hm", x, inner)
+
+    rule.defvjp(lambda x, w: (rule(x, w), (x, w)), lambda r, ct: pulled(*r, ct))
+    p = piece(lambda m, v, b: ({"x": rule(v["x"], m.param("w", nn.initializers.normal(0.5), (H, H)))}, {}))
+    code = trace_piece(p, *inputs_of(p), BATCH, "none")
+    # The rule computes x w again, which its author wants: it is not the forward's.
+    assert {name: matmuls(c.fragment) for name, c in code.phases.items()} == {"F": 1, "B": 3, "I": 2, "W": 1}
 
 
 @pytest.mark.parametrize(
