@@ -31,6 +31,10 @@ def slot_key(kind: str, slot: int) -> str:
     return f"{kind}:{slot}"
 
 
+def _kind(key: str) -> str:
+    return key.rsplit(":", 1)[0]
+
+
 def make_layout(model: Model, program: Program) -> Layout:
     """The layout that a program expects: as many slots of each kind as its ops name."""
     width: dict[str, int] = {}
@@ -51,7 +55,7 @@ def make_layout(model: Model, program: Program) -> Layout:
 def _examples(model: Model, layout: Layout) -> dict[str, Piece]:
     """Slot key -> any piece of the slot's kind."""
     by_kind = {p.kind: p for p in model.pieces}
-    return {key: by_kind[key.rsplit(":", 1)[0]] for key, _ in layout.placement}
+    return {key: by_kind[_kind(key)] for key, _ in layout.placement}
 
 
 def slot_specs(model: Model, layout: Layout) -> SlotTree:
@@ -99,31 +103,30 @@ def owned(model: Model, layout: Layout, slots: SlotTree) -> SlotTree:
 
     Empty slots and copies of tied parameters do not count.
     """
+    tied = [dict(piece.tied) for piece in model.pieces]
     result = {}
-    for (key, held), piece in zip(layout.placement, _examples(model, layout).values()):
-        present = np.array([i >= 0 for i in held], np.float32)
-        tied = {name for name, _ in piece.tied}
-        result[key] = {
-            name: jax.tree.map(lambda _, c=present * (name not in tied): c, tree)
-            for name, tree in slots[key].items()
-        }
+    for key, held in layout.placement:
+        result[key] = {}
+        for name, tree in slots[key].items():
+            counts = np.array([i >= 0 and name not in tied[i] for i in held], np.float32)
+            result[key][name] = jax.tree.map(lambda _, c=counts: c, tree)
     return result
 
 
 def tied_users(model: Model, layout: Layout) -> list[dict[tuple[str, str], np.ndarray]]:
-    """For each tied parameter: (slot key, parameter) -> float32[P], 1 where a device holds a copy."""
-    groups: dict[tuple[str, str], dict[tuple[str, str], np.ndarray]] = {}
-    names = {(p.name, n): owner for p in model.pieces for n, owner in p.tied}
-    owners = set(names.values())
+    """For each tied parameter: (slot key, parameter) -> float32[P], 1 where a device holds a copy.
+
+    The owner's own is one of them. The keys depend on the kinds of the holders only, not on where they are:
+    plans that share a step need arguments of one structure.
+    """
+    owners = {(piece.name, name): owner for piece in model.pieces for name, owner in piece.tied}
+    owners |= {owner: owner for owner in owners.values()}
+    kinds = {piece.name: piece.kind for piece in model.pieces}
+    groups: dict[tuple[str, str], dict[tuple[str, str], np.ndarray]] = {o: {} for o in owners.values()}
     for key, held in layout.placement:
-        kind = key.rsplit(":", 1)[0]
-        pieces = [p for p in model.pieces if p.kind == kind]
-        for name in {n for p in pieces for o, n in [*owners, *names] if o == p.name}:
-            for owner in owners:
-                flags = [
-                    i >= 0 and names.get((model.pieces[i].name, name), (model.pieces[i].name, name)) == owner
-                    for i in held
-                ]
-                if any((names.get((p.name, name), (p.name, name))) == owner for p in pieces):
-                    groups.setdefault(owner, {})[key, name] = np.array(flags, np.float32)
-    return [groups[o] for o in sorted(groups)]
+        names = [model.pieces[i].name if i >= 0 else None for i in held]
+        for (piece, parameter), owner in owners.items():
+            if kinds[piece] == _kind(key):
+                flags = groups[owner].setdefault((key, parameter), np.zeros(len(held), np.float32))
+                flags += np.array([name == piece for name in names])
+    return [groups[owner] for owner in sorted(groups)]
