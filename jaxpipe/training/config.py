@@ -12,6 +12,7 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
+from jaxpipe.costs.chips import CHIPS
 from jaxpipe.models.families import FAMILIES
 from jaxpipe.planning.plan import POLICIES
 from jaxpipe.training.fields import build, check_limits, checked, default_tree, limited, plain, unknown_field
@@ -65,7 +66,7 @@ class PlanConfig:
     schedule: str = limited("1f1b", choices=("1f1b", "gpipe"))
     partition: str = limited("balanced", choices=("balanced", "even"))
     recompute: str = "none"
-    chip: str = "cpu"
+    chip: str = limited("cpu", choices=tuple(CHIPS))
 
 
 @dataclass(frozen=True)

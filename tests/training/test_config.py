@@ -89,6 +89,10 @@ def test_reads_back_its_own_json():
         ({"dtype": "float16"}, "field 'dtype' is 'float16'; expected one of float32, bfloat16"),
         ({"plan__schedule": "zb"}, "field 'plan.schedule' is 'zb'; expected one of 1f1b, gpipe"),
         (
+            {"plan__chip": "h300"},
+            "field 'plan.chip' is 'h300'; expected one of h100, h200, h20, a100, cpu",
+        ),
+        (
             {"plan__recompute": "mamba"},
             "field 'plan.recompute' is 'mamba'; expected 'none' or 'full' for all",
         ),
