@@ -125,7 +125,6 @@ def _write(file: tuple[jax.Array, ...], register, values) -> tuple[jax.Array, ..
 def _gate(branch: Branch, chosen, run, state: State) -> State:
     """Runs a branch if it was chosen: a loop of none or one rounds, which updates its carries in place."""
     inputs, outputs = operands(branch.spec, branch.op.phase, branch.op.kept)
-    # What is only read is carried too: beside a loop that writes it, a file read from outside is copied.
     names = {register_class(branch.spec, o) for o in [*inputs, *outputs]}
     touched = State(
         {name: state.registers[name] for name in sorted(names)},
@@ -135,7 +134,9 @@ def _gate(branch: Branch, chosen, run, state: State) -> State:
         state.losses,
     )
 
-    after = lax.fori_loop(0, chosen.astype(jnp.int32), run, touched)
+    # The barrier orders this loop before the next: XLA takes a file that is only read out of the carry, and
+    # would copy it for the loop behind that writes it.
+    after = lax.optimization_barrier(lax.fori_loop(0, chosen.astype(jnp.int32), run, touched))
     return State(state.registers | after.registers, state.grads | after.grads, after.losses)
 
 
@@ -165,6 +166,8 @@ def _run(codes, branch: Branch, numbers, microbatch, params, batch, scales, i, s
     results = {t: varying(jnp.asarray(v), AXES) for t, v in results.items()}
     for name, value in kept.items():
         results["ct_read", name] += value
+    # All reads come before all writes, or XLA would copy the files that are written.
+    results = lax.optimization_barrier(results)
     files = dict(state.registers)
     for number, operand in zip(numbers[len(inputs) :], outputs):
         what, _ = operand
