@@ -1,15 +1,16 @@
 """An analytic cost table: operations and bytes counted in the traced code of every piece.
 
 Time of a phase = matmuls / rate + elementwise operations / rate + bytes in and out / bandwidth
-+ bytes exchanged over axis `model` / link. It ranks pieces; profiles replace it where they exist.
++ bytes exchanged over axis `model` / link. Values inside a phase count as fused: they cost operations and no
+bytes. It ranks pieces; profiles replace it where they exist.
 """
 
 import math
 from collections import Counter
 from collections.abc import Sequence
 
-import jax
-from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn
+import jax.numpy as jnp
+from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal
 
 from jaxpipe.costs.chips import CHIPS, MATMUL_EFFICIENCY, MEMORY_EFFICIENCY, Chip
 from jaxpipe.costs.table import CostTable, Link, PieceCost
@@ -23,39 +24,47 @@ MASTER_BYTES = 4
 _FREE = frozenset(
     """
     axis_index broadcast_in_dim concatenate convert_element_type copy expand_dims iota optimization_barrier
-    pad pcast pvary reshape slice squeeze stop_gradient transpose
+    pad pcast pvary reshape rev slice split squeeze stack stop_gradient transpose unstack
     """.split()
 )
-_COLLECTIVES = frozenset(
-    """
-    all_gather all_to_all pmax pmin psum psum_invariant psum_scatter reduce_scatter
-    """.split()
-)
+_MOVES = {"all_gather": 1, "all_to_all": 1, "reduce_scatter": 1, "pmax": 2, "pmin": 2, "psum": 2}
+_MOVES |= {"psum_invariant": 2}
+"""Collective -> passes over the whole array: a sum is a scatter of sums, then a gather."""
 
 
 def count_operations(eqns: Sequence[JaxprEqn]) -> Counter:
-    """Operations of some equations: "matmul" and "vector" in FLOPs, "exchanged" in bytes.
+    """Operations of some equations.
 
-    A multiply and an add are two operations; a loop counts its body times its length.
+    "bfloat16" and "float32": FLOPs of matmuls by the type of both operands, a multiply and an add being
+    two. "vector": elements that anything else computes, reduces, gathers or scatters. "exchanged": bytes of
+    the arrays that collectives pass around, twice for those that sum.
+    A scan counts its body times its length, a conditional its dearest branch, a `while` loop, whose length
+    nobody knows, its body once.
     """
     total: Counter = Counter()
     for eqn in eqns:
         name = eqn.primitive.name
-        inner = [j for value in eqn.params.values() for j in _jaxprs(value)]
+        ins, outs = ([v.aval for v in variables] for variables in (eqn.invars, eqn.outvars))
         if name == "dot_general":
             (contracted, _), _ = eqn.params["dimension_numbers"]
-            depth = math.prod(eqn.invars[0].aval.shape[i] for i in contracted)
-            total["matmul"] += 2 * depth * math.prod(eqn.outvars[0].aval.shape)
-        elif inner:
+            depth = math.prod(ins[0].shape[i] for i in contracted)
+            low = all(aval.dtype == jnp.bfloat16 for aval in ins)
+            total["bfloat16" if low else "float32"] += 2 * depth * _size(outs[0])
+        elif name in _MOVES:
+            total["exchanged"] += _MOVES[name] * max(sum(map(_bytes, ins)), sum(map(_bytes, outs)))
+        elif name in ("gather", "dynamic_slice"):
+            total["vector"] += _size(outs[0])
+        elif name == "dynamic_update_slice":
+            total["vector"] += _size(ins[1])
+        elif name.startswith("scatter"):
+            total["vector"] += _size(ins[2])
+        elif inner := [j for value in eqn.params.values() for j in _jaxprs(value)]:
             times = eqn.params.get("length", 1)
             counts = [count_operations(j.eqns) for j in inner]
-            chosen = max(counts, key=lambda c: sum(c.values())) if name == "cond" else sum(counts, Counter())
+            chosen = max(counts, key=Counter.total) if name == "cond" else sum(counts, Counter())
             total += Counter({key: times * value for key, value in chosen.items()})
-        elif name in _COLLECTIVES:
-            total["exchanged"] += sum(_bytes(v.aval) for v in eqn.outvars)
         elif name not in _FREE:
-            shapes = [v.aval.shape for v in (*eqn.invars, *eqn.outvars) if hasattr(v.aval, "shape")]
-            total["vector"] += max((math.prod(s) for s in shapes), default=0)
+            total["vector"] += max(map(_size, (*ins, *outs)), default=0)
     return total
 
 
@@ -66,22 +75,47 @@ def _jaxprs(value) -> list[Jaxpr]:
     ]
 
 
-def phase_time(code: PieceCode, phase: PhaseCode, chip: Chip) -> float:
-    """Seconds that one phase takes."""
+def phase_time(code: PieceCode, phase: PhaseCode, chip: Chip, tp: int) -> float:
+    """Seconds that one phase of a piece takes on a device, one of `tp` on axis `model`."""
     operations = count_operations(phase.fragment.eqns)
-    moved = sum(_bytes(code.types[t]) for t in (*phase.arguments, *phase.results) if t[0] != "batch")
-    dtypes = [code.types[t].dtype for t in code.types if t[0] in ("read", "write")]
-    rate = chip.matmul_flops["bfloat16" if any(d == jax.numpy.bfloat16 for d in dtypes) else "float32"]
+    matmuls = sum(operations[dtype] / rate for dtype, rate in chip.matmul_flops.items())
+    # Of a whole array, a device sends (or receives) all but its own part.
+    exchanged = operations["exchanged"] * (tp - 1) / tp
     return (
-        operations["matmul"] / (rate * MATMUL_EFFICIENCY)
+        matmuls / MATMUL_EFFICIENCY
         + operations["vector"] / chip.vector_flops
-        + moved / (chip.memory_bandwidth * MEMORY_EFFICIENCY)
-        + operations["exchanged"] / chip.link_bandwidth
+        + _moved_bytes(code, phase) / (chip.memory_bandwidth * MEMORY_EFFICIENCY)
+        + exchanged / chip.link_bandwidth
     )
+
+
+def _moved_bytes(code: PieceCode, phase: PhaseCode) -> int:
+    """Bytes in and out of a phase.
+
+    Of an argument that is only gathered from, such as an embedding's table, the gathered rows count.
+    Gradients are added to sums in float32, which are read and written.
+    """
+    gathered, whole = Counter(), {v for v in phase.fragment.outputs if not isinstance(v, Literal)}
+    for eqn in phase.fragment.eqns:
+        variables = [v for v in eqn.invars if not isinstance(v, Literal)]
+        if eqn.primitive.name == "gather":
+            gathered[variables.pop(0)] += _bytes(eqn.outvars[0].aval)
+        whole.update(variables)
+    total = 0
+    for tag, variable in zip(phase.arguments, phase.fragment.inputs):
+        if tag[0] != "batch":
+            total += _bytes(code.types[tag]) if variable in whole else gathered[variable]
+    for tag in phase.results:
+        is_gradient = tag[0] == "grad"
+        total += 2 * MASTER_BYTES * _size(code.types[tag]) if is_gradient else _bytes(code.types[tag])
+    return total
 
 
 def analytic_costs(model: Model, codes: Codes, chip_name: str, compute_bytes: int = 4) -> CostTable:
     """The cost table of a model on a chip, without recomputation, in seconds.
+
+    Bytes are those of one device: with tensor parallelism, its shards. A piece that only has losses does
+    everything in I (`PieceCode`), so its F is 0.
 
     Args:
       model: its pieces in order.
@@ -93,13 +127,13 @@ def analytic_costs(model: Model, codes: Codes, chip_name: str, compute_bytes: in
       ValueError: for a chip that is not in CHIPS.
     """
     if chip_name not in CHIPS:
-        raise ValueError(f"unknown chip {chip_name!r}; known: {', '.join(CHIPS)}")
+        raise ValueError(f"unknown chip {chip_name!r}; expected one of {', '.join(CHIPS)}")
     chip = CHIPS[chip_name]
     stashed, crossing = _stashed_bytes(model, codes), _crossing_bytes(model, codes)
     pieces = []
     for i, piece in enumerate(model.pieces):
         code = codes[piece.kind, "none"]
-        times = {p: phase_time(code, c, chip) for p, c in code.phases.items()}
+        times = {p: phase_time(code, c, chip, piece.module.tp) for p, c in code.phases.items()}
         pieces.append(
             PieceCost(
                 name=piece.name,
@@ -107,7 +141,7 @@ def analytic_costs(model: Model, codes: Codes, chip_name: str, compute_bytes: in
                 F=times["F"] if piece.writes else 0.0,
                 I=times["I"],
                 W=times.get("W", 0.0),
-                param_bytes=sum(MASTER_BYTES * math.prod(t.shape) for t in code.group("param").values()),
+                param_bytes=sum(MASTER_BYTES * _size(t) for t in code.group("param").values()),
                 stash_bytes=stashed[i],
                 grad_stash_bytes=sum(map(_bytes, code.group("stash").values())),
                 output_bytes=crossing[i],
@@ -147,5 +181,9 @@ def _crossing_bytes(model: Model, codes: Codes) -> list[int]:
     return [sum(size[v] for v, end in last.items() if v[0] <= i < end) for i in range(len(model.pieces))]
 
 
+def _size(struct) -> int:
+    return math.prod(struct.shape)
+
+
 def _bytes(struct) -> int:
-    return math.prod(struct.shape) * struct.dtype.itemsize
+    return _size(struct) * struct.dtype.itemsize
