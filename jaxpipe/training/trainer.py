@@ -82,11 +82,14 @@ def train(
         start = int(state.step)
         batches = training_batches(corpus.train, data.sequence_length, config.batch.global_batch, config.seed)
         with MetricsWriter(workdir / "metrics.jsonl", start) as metrics, _stop_signals() as stopped:
-            state, step = _loop(job, state, batches, heldout, checkpoints, metrics, console, stopped, on_step)
+            state, step, loss = _loop(
+                job, state, batches, heldout, checkpoints, metrics, console, stopped, on_step
+            )
         if step < config.train.steps:
             console.print(f"stopped after step {step}; the same command goes on from there", highlight=False)
             return Result(step, None)
-        loss = _evaluate(job, make_evaluate(job), state, heldout)
+        if loss is None:  # the run was complete before
+            loss = _evaluate(job, make_evaluate(job), state, heldout)
     console.print()
     tables = ngrams.nats_per_byte(ngrams.count(corpus.train), heldout)
     for name, value in (tables | {"this model": loss}).items():
@@ -98,11 +101,12 @@ def train(
 
 
 def _loop(job: Job, state, batches, heldout, checkpoints, metrics, console, stopped, on_step):
+    """The state after the last step, the number of that step, and its held-out loss if it was measured."""
     settings, config = job.config.train, job.config
     update, evaluate, layers = make_update(job), make_evaluate(job), to_layers(job)
     step = int(state.step)
     tokens = config.batch.global_batch * config.data.sequence_length
-    saved, seconds = step, []
+    saved, seconds, loss = step, [], None
     if step < settings.steps:
         console.print("compiling the training step ...", highlight=False)
     while step < settings.steps and not stopped:
@@ -116,9 +120,6 @@ def _loop(job: Job, state, batches, heldout, checkpoints, metrics, console, stop
                 f"step {step}: loss is {values['loss']}, gradient norm {values['grad_norm']}; "
                 f"the last good checkpoint is that of step {saved}" + (" (none)" if saved == 0 else "")
             )
-        metrics.write(step, **values, step_seconds=elapsed, tokens_per_second=tokens / elapsed)
-        if on_step:
-            on_step(step, values)
         first = not seconds
         seconds.append(elapsed)
         if first:
@@ -127,16 +128,19 @@ def _loop(job: Job, state, batches, heldout, checkpoints, metrics, console, stop
             recent = seconds[1:][-settings.log_every :] or seconds
             mean = sum(recent) / len(recent)
             console.print(str(Progress(step, settings.steps, values["loss"], mean, tokens)), highlight=False)
-        last = step == settings.steps
-        if step % settings.eval_every == 0 and not last:
-            loss = _evaluate(job, evaluate, state, heldout)
-            metrics.write(step, heldout_loss=loss)
+        values |= {"step_seconds": elapsed, "tokens_per_second": tokens / elapsed}
+        last, loss = step == settings.steps, None
+        if step % settings.eval_every == 0 or last:
+            values["heldout_loss"] = loss = _evaluate(job, evaluate, state, heldout)
             console.print(f"step {step}/{settings.steps} held-out loss {loss:.4f}", highlight=False)
+        metrics.write(step, **values)
+        if on_step:
+            on_step(step, values)
         if step % settings.checkpoint_every == 0 or last or stopped:
             checkpoints.save(step, layers(state))
             saved = step
     checkpoints.wait()
-    return state, step
+    return state, step, loss
 
 
 def _evaluate(job: Job, evaluate, state, batches: list[HostBatch]) -> float:
@@ -181,11 +185,17 @@ def _show(job: Job, workdir: Path, console: Console) -> None:
 
 @contextmanager
 def _stop_signals() -> Iterator[list[int]]:
-    """Collects SIGTERM and SIGINT while the loop runs, so that it ends after the step with a checkpoint."""
+    """Collects SIGTERM and SIGINT while the loop runs, so that it ends after the step with a checkpoint.
+
+    A second signal acts as it did before, for those who cannot wait.
+    """
     caught: list[int] = []
-    old = {
-        s: signal.signal(s, lambda number, _: caught.append(number)) for s in (signal.SIGTERM, signal.SIGINT)
-    }
+
+    def catch(number, _):
+        caught.append(number)
+        signal.signal(number, old[number])
+
+    old = {number: signal.signal(number, catch) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
         yield caught
     finally:

@@ -50,6 +50,8 @@ def open_workdir(workdir: Path, config: Config) -> list[str]:
     try:
         workdir.mkdir(parents=True, exist_ok=True)
         old = json.loads(path.read_text()) if path.exists() else None
+        if old is not None and not isinstance(old, dict):
+            raise ValueError(f"{path} is no JSON object; expected what an earlier run wrote there")
         changed = differences(old, new) if old is not None else []
         others = [line for line in changed if not line.startswith(FREE_FIELDS)]
         if others:
