@@ -16,66 +16,12 @@ from scipy.sparse.csgraph import breadth_first_order, maximum_flow
 from jaxpipe.models.jaxprs import Fragment
 
 CHEAP = frozenset(
-    [
-        "abs",
-        "add",
-        "add_any",
-        "and",
-        "broadcast_in_dim",
-        "ceil",
-        "clamp",
-        "concatenate",
-        "convert_element_type",
-        "copy",
-        "cos",
-        "div",
-        "eq",
-        "erf", "erfc",
-        "exp",
-        "exp2",
-        "expand_dims",
-        "expm1",
-        "floor",
-        "ge",
-        "gt",
-        "integer_pow",
-        "iota",
-        "is_finite",
-        "le",
-        "log",
-        "log1p",
-        "logistic",
-        "lt",
-        "max",
-        "min",
-        "mul",
-        "ne",
-        "neg",
-        "not",
-        "one_minus_square",
-        "or",
-        "pad",
-        "pcast",
-        "pow",
-        "pvary",
-        "reduce_precision",
-        "rem", "rev",
-        "reshape",
-        "round",
-        "rsqrt",
-        "select_n",
-        "sign",
-        "sin",
-        "slice", "split",
-        "sqrt",
-        "square", "stack",
-        "squeeze",
-        "stop_gradient",
-        "sub",
-        "tanh",
-        "transpose", "unstack",
-        "xor",
-    ]
+    """
+    abs add add_any and broadcast_in_dim ceil clamp concatenate convert_element_type copy cos div eq erf
+    erfc exp exp2 expand_dims expm1 floor ge gt integer_pow iota is_finite le log log1p logistic lt max min
+    mul ne neg not one_minus_square or pad pcast pow pvary reduce_precision rem reshape rev round rsqrt
+    select_n sign sin slice split sqrt square squeeze stack stop_gradient sub tanh transpose unstack xor
+    """.split()
 )
 """Primitives that move or change elements one by one."""
 
