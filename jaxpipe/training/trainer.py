@@ -67,7 +67,7 @@ def train(
     corpus = load_corpus(data.corpus, data.suffixes, data.holdout_every, data.sequence_length)
     job = prepare(config)
     for line in open_workdir(workdir, config):
-        console.print(f"changed since this run began: {line}", highlight=False)
+        console.out(f"changed since this run began: {line}", highlight=False)
     _show(job, workdir, console)
     heldout = heldout_batches(
         corpus.heldout, data.sequence_length, config.batch.global_batch, config.train.eval_batches
@@ -78,7 +78,7 @@ def train(
             state = initial_state(job)
         else:
             state = from_layers(job)(restored[1])
-            console.print(f"resuming after step {restored[0]}", highlight=False)
+            console.out(f"resuming after step {restored[0]}", highlight=False)
         start = int(state.step)
         batches = training_batches(corpus.train, data.sequence_length, config.batch.global_batch, config.seed)
         with MetricsWriter(workdir / "metrics.jsonl", start) as metrics, _stop_signals() as stopped:
@@ -86,17 +86,17 @@ def train(
                 job, state, batches, heldout, checkpoints, metrics, console, stopped, on_step
             )
         if step < config.train.steps:
-            console.print(f"stopped after step {step}; the same command goes on from there", highlight=False)
+            console.out(f"stopped after step {step}; the same command goes on from there", highlight=False)
             return Result(step, None)
         if loss is None:  # the run was complete before
             loss = _evaluate(job, make_evaluate(job), state, heldout)
     console.print()
     tables = ngrams.nats_per_byte(ngrams.count(corpus.train), heldout)
     for name, value in (tables | {"this model": loss}).items():
-        console.print(f"held-out loss  {name:<10} {value:.4f} nats a byte", highlight=False)
+        console.out(f"held-out loss  {name:<10} {value:.4f} nats a byte", highlight=False)
     console.print()
     for name, meaning in FILES.items():
-        console.print(f"{workdir / name}: {meaning}", highlight=False, soft_wrap=True)
+        console.out(f"{workdir / name}: {meaning}", highlight=False)
     return Result(step, loss)
 
 
@@ -108,7 +108,7 @@ def _loop(job: Job, state, batches, heldout, checkpoints, metrics, console, stop
     tokens = config.batch.global_batch * config.data.sequence_length
     saved, seconds, loss = step, [], None
     if step < settings.steps:
-        console.print("compiling the training step ...", highlight=False)
+        console.out("compiling the training step ...", highlight=False)
     while step < settings.steps and not stopped:
         began = time.perf_counter()
         state, values = update(state, _device_batch(job, batches[step]))
@@ -123,16 +123,16 @@ def _loop(job: Job, state, batches, heldout, checkpoints, metrics, console, stop
         first = not seconds
         seconds.append(elapsed)
         if first:
-            console.print(f"first step, compilation included: {elapsed:.1f} s", highlight=False)
+            console.out(f"first step, compilation included: {elapsed:.1f} s", highlight=False)
         if step % settings.log_every == 0 or step == settings.steps:
             recent = seconds[1:][-settings.log_every :] or seconds
             mean = sum(recent) / len(recent)
-            console.print(str(Progress(step, settings.steps, values["loss"], mean, tokens)), highlight=False)
+            console.out(str(Progress(step, settings.steps, values["loss"], mean, tokens)), highlight=False)
         values |= {"step_seconds": elapsed, "tokens_per_second": tokens / elapsed}
         last, loss = step == settings.steps, None
         if step % settings.eval_every == 0 or last:
             values["heldout_loss"] = loss = _evaluate(job, evaluate, state, heldout)
-            console.print(f"step {step}/{settings.steps} held-out loss {loss:.4f}", highlight=False)
+            console.out(f"step {step}/{settings.steps} held-out loss {loss:.4f}", highlight=False)
         metrics.write(step, **values)
         if on_step:
             on_step(step, values)
@@ -168,17 +168,15 @@ def _show(job: Job, workdir: Path, console: Console) -> None:
         name: sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(own))
         for name, own in param_shapes(job.model).items()
     }
-    console.print(describe(job.mesh), highlight=False)
-    console.print(
-        f"\nPieces of {job.model.name}, times predicted for chip {config.plan.chip}", highlight=False
-    )
+    console.out(describe(job.mesh), highlight=False)
+    console.out(f"\nPieces of {job.model.name}, times predicted for chip {config.plan.chip}", highlight=False)
     console.print(pieces_table(piece_rows(costs, counts), costs.unit))
     policies = recompute_policies(config.plan.recompute, [p.kind for p in job.model.pieces])
     bound = lower_bound(costs, devices, microbatches)
     plans = {plan.name: plan for plan in rivals(costs, devices, microbatches, policies)}
     simulations = {name: simulate(plan, costs) for name, plan in plans.items()}
     rows = [plan_row(name, simulation, bound) for name, simulation in simulations.items()]
-    console.print(f"\nPlans for {devices} devices and {microbatches} micro-batches", highlight=False)
+    console.out(f"\nPlans for {devices} devices and {microbatches} micro-batches", highlight=False)
     console.print(plans_table(rows, costs.unit, job.plan.name, costs.memory_limit_bytes))
     write_reports(workdir, job, simulations[job.plan.name])
 
