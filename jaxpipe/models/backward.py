@@ -7,7 +7,7 @@ W is a second stash. Weights are never stashed, and what follows from weights an
 computed again. `jax.checkpoint` in a piece is undone, since what to compute again is the plan's decision.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass
 
 import jax
@@ -16,7 +16,7 @@ from jax.extend.core import Literal, Var
 
 from jaxpipe.models.jaxprs import Fragment, cut, tainted, trace, used, without_checkpoints
 from jaxpipe.models.piece import Piece
-from jaxpipe.models.stash import fewest_bytes
+from jaxpipe.models.stash import CHEAP, fewest_bytes
 
 POLICIES = ("none", "full", "forward")
 """none: stash residuals; full: stash inputs and compute the forward again; forward: no backward."""
@@ -59,7 +59,13 @@ class PieceCode:
 
 
 def trace_piece(
-    piece: Piece, params: dict, reads: Mapping, batch: Mapping, policy: str, axes: tuple[str, ...] = ()
+    piece: Piece,
+    params: dict,
+    reads: Mapping,
+    batch: Mapping,
+    policy: str,
+    axes: tuple[str, ...] = (),
+    cheap: Set[str] = CHEAP["accelerator"],
 ) -> PieceCode:
     """Traces a piece on local types.
 
@@ -67,6 +73,7 @@ def trace_piece(
       params, reads, batch: arrays or types; inside `shard_map` typed varying over all of `axes`.
       policy: one of POLICIES.
       axes: the mesh axes, when called inside `shard_map`.
+      cheap: primitives that the backward may repeat rather than have their results stashed.
     """
     if policy not in POLICIES:
         raise ValueError(f"recompute policy {policy!r} is unknown; expected one of {POLICIES}")
@@ -101,19 +108,21 @@ def trace_piece(
 
     whole = trace(joint, *given.values(), *cotangents.values())
     results = dict(zip([*outputs, *d_reads, *grads], whole.outputs))
-    return _cut_phases(whole, dict(zip(inputs, whole.inputs)), results, policy)
+    return _cut_phases(whole, dict(zip(inputs, whole.inputs)), results, policy, cheap)
 
 
-def _cut_phases(whole: Fragment, inputs: dict[Tag, Var], results: dict[Tag, Var], policy: str) -> PieceCode:
+def _cut_phases(
+    whole: Fragment, inputs: dict[Tag, Var], results: dict[Tag, Var], policy: str, cheap: Set[str]
+) -> PieceCode:
     """Cuts the joint trace of a piece into its phases."""
     groups = ("write", "loss", "ct_read", "grad")
     written, losses, d_reads, grads = ([t for t in results if t[0] == group] for group in groups)
     saved, residuals, early, stash = list(inputs), {}, [], {}
     if policy == "none" and written:
-        saved, residuals = _choose_saved(whole, inputs, results)
+        saved, residuals = _choose_saved(whole, inputs, results, cheap)
     arrays = inputs | results | residuals
     if policy != "forward" and written:
-        early, stash = _split_backward(whole, arrays, saved, d_reads, grads)
+        early, stash = _split_backward(whole, arrays, saved, d_reads, grads, cheap)
         arrays |= stash
 
     def phase(arguments: Iterable[Tag], outputs: Iterable[Tag]) -> PhaseCode:
@@ -144,7 +153,7 @@ def _phase(
 
 
 def _choose_saved(
-    whole: Fragment, inputs: dict[Tag, Var], results: dict[Tag, Var]
+    whole: Fragment, inputs: dict[Tag, Var], results: dict[Tag, Var], cheap: Set[str]
 ) -> tuple[list[Tag], dict[Tag, Var]]:
     """What the backward is given if the forward need not run again.
 
@@ -154,14 +163,19 @@ def _choose_saved(
     names = {v: t for t, v in (inputs | results).items() if t[0] in ("read", "write") and isinstance(v, Var)}
     forward = [v for t, v in results.items() if t[0] in ("write", "loss")]
     backward = [v for t, v in results.items() if t[0] in ("ct_read", "grad")]
-    kept = _forward_values(whole, inputs, set(names), forward, backward)
+    kept = _forward_values(whole, inputs, set(names), forward, backward, cheap)
     residuals = {("residual", i): v for i, v in enumerate(v for v in kept if v not in names)}
     given = [t for t in inputs if t[0] != "read"]
     return [*given, *(names[v] for v in kept if v in names), *residuals], residuals
 
 
 def _forward_values(
-    whole: Fragment, inputs: dict[Tag, Var], values: set[Var], forward_outputs: list, backward_outputs: list
+    whole: Fragment,
+    inputs: dict[Tag, Var],
+    values: set[Var],
+    forward_outputs: list,
+    backward_outputs: list,
+    cheap: Set[str],
 ) -> list[Var]:
     """The forward values to keep for the backward: the fewest bytes from which it follows cheaply.
 
@@ -178,7 +192,7 @@ def _forward_values(
         if id(eqn) not in done:
             needed.update(v for v in eqn.invars if isinstance(v, Var))
     candidates = made & tainted(whole, reads)
-    return fewest_bytes(whole, needed & candidates, candidates, reads, values)
+    return fewest_bytes(whole, needed & candidates, candidates, cheap, reads, values)
 
 
 def _is_in(atom: Var | Literal, variables: set[Var]) -> bool:
@@ -187,7 +201,12 @@ def _is_in(atom: Var | Literal, variables: set[Var]) -> bool:
 
 
 def _split_backward(
-    whole: Fragment, arrays: Mapping[Tag, Var], saved: list[Tag], d_reads: list[Tag], grads: list[Tag]
+    whole: Fragment,
+    arrays: Mapping[Tag, Var],
+    saved: list[Tag],
+    d_reads: list[Tag],
+    grads: list[Tag],
+    cheap: Set[str],
 ) -> tuple[list[Tag], dict[Tag, Var]]:
     """Splits the backward in I and W.
 
@@ -202,7 +221,7 @@ def _split_backward(
     rest = [e for e in cut(whole, given, late).eqns if not made.intersection(e.outvars)]
     wanted = {v for v in (*late, *(v for e in rest for v in e.invars)) if isinstance(v, Var)}
     own = made & tainted(whole, [arrays[t] for t in saved if t[0] not in ("param", "batch")])
-    stash = fewest_bytes(whole, wanted & own, own)
+    stash = fewest_bytes(whole, wanted & own, own, cheap)
     return early, {("stash", i): v for i, v in enumerate(stash)}
 
 

@@ -8,6 +8,7 @@ from jax.sharding import AbstractMesh, AxisType, PartitionSpec
 
 from jaxpipe.models.backward import PieceCode, trace_piece, varying, zeros
 from jaxpipe.models.piece import Model, example_batch, param_shapes, param_specs, piece_params
+from jaxpipe.models.stash import CHEAP
 
 AXES = ("stage", "data", "model")
 Codes = dict[tuple[str, str], PieceCode]
@@ -45,7 +46,8 @@ def _trace_model(model, mesh, sequences, length, policies, dtype) -> Codes:
             key = piece.kind, policy
             if key not in codes:
                 reads = {n: types[n] for n in piece.reads}
-                codes[key] = trace_piece(piece, piece_params(piece, params), reads, batch, policy, AXES)
+                own = piece_params(piece, params)
+                codes[key] = trace_piece(piece, own, reads, batch, policy, AXES, CHEAP[_place(mesh)])
             for name in piece.reads:
                 expected, found = codes[key].types["read", name], types[name]
                 if (expected.shape, expected.dtype) != (found.shape, found.dtype):
@@ -61,6 +63,12 @@ def _trace_model(model, mesh, sequences, length, policies, dtype) -> Codes:
     )
     jax.eval_shape(mapped, param_shapes(model), example_batch(sequences, length))
     return codes
+
+
+def _place(mesh: AbstractMesh) -> str:
+    """The key of CHEAP for a mesh. One without devices stands for accelerators to come."""
+    device = mesh.abstract_device
+    return "cpu" if device is not None and device.platform == "cpu" else "accelerator"
 
 
 def compute_copy(params, dtype):

@@ -21,7 +21,9 @@ def follows(fragment, kept, needed, free) -> bool:
     """Whether all of `needed` follow from `kept` and `free` by cheap equations."""
     known = set(kept) | set(free)
     for eqn in fragment.eqns:
-        if eqn.primitive.name in CHEAP and all(v in known for v in eqn.invars if isinstance(v, Var)):
+        if eqn.primitive.name in CHEAP["accelerator"] and all(
+            v in known for v in eqn.invars if isinstance(v, Var)
+        ):
             known.update(eqn.outvars)
     return needed <= known
 
@@ -64,7 +66,7 @@ def test_fewest_bytes_against_all_subsets(random):
     order = [v for v in [x, *made] if v in candidates]
     needed = {v for v in order if random.random() < 0.4}
     free = {v for v in [w, *made] if v not in candidates}
-    kept = fewest_bytes(fragment, needed, candidates, [x])
+    kept = fewest_bytes(fragment, needed, candidates, CHEAP["accelerator"], [x])
     assert len(set(kept)) == len(kept)
     assert set(kept) <= candidates
     assert follows(fragment, kept, needed, free)
@@ -77,12 +79,14 @@ def stashed(function, *args, needed):
     """Sizes of what is kept of `function` for values it returns at the indices `needed`."""
     fragment = trace(function, *args)
     wanted = {fragment.outputs[i] for i in needed}
-    return fragment, fewest_bytes(fragment, wanted, tainted(fragment, fragment.inputs), fragment.inputs)
+    return fragment, fewest_bytes(
+        fragment, wanted, tainted(fragment, fragment.inputs), CHEAP["accelerator"], fragment.inputs
+    )
 
 
 def test_nothing_needed_nothing_kept():
     fragment = trace(lambda x: [jnp.sin(x)], jnp.ones(3))
-    assert fewest_bytes(fragment, set(), set(fragment.inputs), fragment.inputs) == []
+    assert fewest_bytes(fragment, set(), set(fragment.inputs), CHEAP["cpu"], fragment.inputs) == []
 
 
 def test_an_input_is_preferred_to_what_follows_from_it():
@@ -118,7 +122,13 @@ def test_sizes_beyond_32_bits_are_compared_right():
         return [jnp.sin(h.astype(jnp.bfloat16)), jnp.cos(h[:, : 2**18])]
 
     fragment = trace(function, wide)
-    kept = fewest_bytes(fragment, set(fragment.outputs), tainted(fragment, fragment.inputs), fragment.inputs)
+    kept = fewest_bytes(
+        fragment,
+        set(fragment.outputs),
+        tainted(fragment, fragment.inputs),
+        CHEAP["accelerator"],
+        fragment.inputs,
+    )
     # h whole: 4 TiB. Its half-precision copy and a quarter of its columns: 2 TiB + 1 TiB.
     assert sorted(size(v) for v in kept) == [2**40, 2**41]
 
@@ -135,4 +145,19 @@ def test_an_activation_keeps_its_input_only(activation):
     eqns = cut(fragment, fragment.inputs, fragment.outputs).eqns
     needed = {v for e in eqns if backward & set(e.outvars) for v in e.invars if isinstance(v, Var)} - backward
     own = tainted(fragment, fragment.inputs[:1])
-    assert fewest_bytes(fragment, needed & own, own - backward, fragment.inputs[:1]) == [fragment.inputs[0]]
+    inputs = fragment.inputs[:1]
+    assert fewest_bytes(fragment, needed & own, own - backward, CHEAP["accelerator"], inputs) == [inputs[0]]
+
+
+def test_a_cpu_keeps_an_exponential():
+    """exp(x) and x cost the same bytes; where exponentials are dear, what follows from exp(x) is kept."""
+    fragment = trace(lambda x: [jnp.exp(x) * 2], jnp.ones(8))
+    candidates = tainted(fragment, fragment.inputs)
+    kept = {
+        place: fewest_bytes(
+            fragment, set(fragment.outputs), candidates, cheap, fragment.inputs, set(fragment.inputs)
+        )
+        for place, cheap in CHEAP.items()
+    }
+    assert kept["accelerator"] == [fragment.inputs[0]]
+    assert kept["cpu"] == [fragment.eqns[0].outvars[0]]
