@@ -3,6 +3,7 @@
 Shape letters: M micro-batches, B sequences in a micro-batch, S tokens in a sequence.
 """
 
+import functools
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
@@ -14,7 +15,7 @@ from jax.sharding import Mesh
 
 from jaxpipe.models.code import Codes, trace_model
 from jaxpipe.models.families import FAMILIES
-from jaxpipe.models.piece import Model, apply_model
+from jaxpipe.models.piece import Model, apply_model, init_params
 from jaxpipe.planning.plan import Plan
 from jaxpipe.program.program import Program, fit, lower, union
 from jaxpipe.program.verify import verify
@@ -45,6 +46,14 @@ def small_model(family: str, tp: int = 1, dtype=jnp.float32, tied: bool = False)
     return build(config(**shared, **SIZES[family], tied=tied), dtype, tp)
 
 
+@functools.cache
+def lively_params(family: str, tied: bool = False) -> dict:
+    """Parameters of `small_model` moved off their initial ones and zeros, so that each of them matters."""
+    rng = np.random.default_rng(1)
+    params = init_params(small_model(family, tied=tied), 0)
+    return jax.tree.map(lambda x: np.asarray(x + 0.1 * rng.normal(size=x.shape), np.float32), params)
+
+
 def random_batch(seed: int, microbatches: int, sequences: int, length: int) -> dict[str, np.ndarray]:
     """Random tokens in packed documents, [M, B, S].
 
@@ -73,13 +82,22 @@ def padded(batch: dict[str, np.ndarray], microbatches: int, weight: float) -> di
 
 
 def sequential(model: Model):
-    """A compiled function (params, batch [M, B, S]) -> (loss in nats a valid token, its `jax.grad`)."""
+    """A function (params, batch [M, B, S]) -> (loss in nats a valid token, its gradients), both float64.
 
-    def loss(params, batch):
-        whole = {name: value.reshape(-1, value.shape[-1]) for name, value in batch.items()}
-        return apply_model(model, params, whole)["nll"] / whole["weights"].sum()
+    It is `jax.value_and_grad` of `apply_model` for each micro-batch, summed in float64. In one float32 sum
+    over the whole batch, small gradients that cancel lose more digits than a pipeline may differ by.
+    """
+    step = jax.jit(
+        jax.value_and_grad(lambda params, microbatch: apply_model(model, params, microbatch)["nll"])
+    )
 
-    return jax.jit(jax.value_and_grad(loss))
+    def loss_and_grads(params, batch):
+        microbatches = ({n: v[m] for n, v in batch.items()} for m in range(len(batch["weights"])))
+        parts = [jax.device_get(step(params, microbatch)) for microbatch in microbatches]
+        count = batch["weights"].sum(dtype=np.float64)
+        return jax.tree.map(lambda *values: np.sum(values, axis=0, dtype=np.float64) / count, *parts)
+
+    return loss_and_grads
 
 
 def worst_error(found, expected) -> float:

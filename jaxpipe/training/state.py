@@ -63,15 +63,12 @@ def initial_state(job: Job) -> TrainState:
     return jax.jit(build, out_shardings=state_shardings(job))(params)
 
 
-def make_update(job: Job):
-    """The compiled training step: update(state, batch) -> (state, metrics); `state` is donated.
+def training_step(job: Job):
+    """The jitted training step and the arguments that the plan adds to it: step(state, batch, *arguments).
 
-    batch: arrays [micro-batches, sequences, tokens]. metrics: float32 scalars "loss" (nats a token
-    over all tokens that count), "grad_norm" before clipping, "learning_rate".
+    See `make_update`, which calls it.
     """
     optimizer, config = _optimizer(job), job.config
-    counts = owned(job.model, job.layout, slot_specs(job.model, job.layout))
-    tables, length, ties = program_arguments(job.program, job.model, job.layout)
 
     def update(state: TrainState, batch, tables, length, ties, counts):
         scale = 1 / jnp.maximum(jnp.sum(batch["weights"]), 1)
@@ -85,8 +82,19 @@ def make_update(job: Job):
         return TrainState(params, optimizer_state, state.step + 1), metrics
 
     everywhere = NamedSharding(job.mesh, PartitionSpec())
-    compiled = jax.jit(update, donate_argnums=0, out_shardings=(state_shardings(job), everywhere))
-    return lambda state, batch: compiled(state, batch, tables, length, ties, counts)
+    counts = owned(job.model, job.layout, slot_specs(job.model, job.layout))
+    arguments = (*program_arguments(job.program, job.model, job.layout), counts)
+    return jax.jit(update, donate_argnums=0, out_shardings=(state_shardings(job), everywhere)), arguments
+
+
+def make_update(job: Job):
+    """The compiled training step: update(state, batch) -> (state, metrics); `state` is donated.
+
+    batch: arrays [micro-batches, sequences, tokens]. metrics: float32 scalars "loss" (nats a token
+    over all tokens that count), "grad_norm" before clipping, "learning_rate".
+    """
+    step, arguments = training_step(job)
+    return lambda state, batch: step(state, batch, *arguments)
 
 
 def _squares(grad: jax.Array, counts: jax.Array) -> jax.Array:

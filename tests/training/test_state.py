@@ -69,7 +69,7 @@ def sequential_updates(family: str):
         loss, grads = gradients(params, batch)
         losses.append(float(loss))
         norms.append(float(optax.global_norm(grads)))
-        clipped = jax.tree.map(lambda g: g * min(1.0, CLIP / norms[-1]), grads)
+        clipped = jax.tree.map(lambda g: np.float32(g * min(1.0, CLIP / norms[-1])), grads)
         updates, state = optimizer.update(clipped, state, params)
         params = optax.apply_updates(params, updates)
     mu, nu = optimizers.get_moments(state)
@@ -136,7 +136,7 @@ def test_evaluation_gives_the_loss_of_the_sequential_model(updated):
     params = from_slots(job.model, job.layout, jax.device_get(state.params))
     loss, _ = sequential_of(job.config.family)(params, batch)
     assert tokens == batch["weights"].sum() > 0
-    assert float(nll / tokens) == pytest.approx(float(loss), rel=1e-5)
+    assert float(nll / tokens) == pytest.approx(loss, rel=1e-5)
 
 
 def test_checkpoint_form_and_back(updated):

@@ -1,0 +1,123 @@
+"""What the pipeline's machinery costs on one device, where it cannot gain anything.
+
+    python -m experiments.benchmarks.overhead
+
+The training step on one device against the step that one would write by hand without a pipeline: a scan
+over the micro-batches of `jax.value_and_grad` of the sequential model, then the same optimizer. Both donate
+their state. The two sides take turns, and which one begins alternates; the ratio is taken round by round.
+"""
+
+import time
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from absl import app, flags
+from rich.console import Console
+
+from experiments.benchmarks.output import begin, make_table, spread, write_results
+from experiments.configs import llama_tiny, nemotron_h_tiny
+from jaxpipe.models.code import compute_copy
+from jaxpipe.models.piece import apply_model, init_params
+from jaxpipe.training.config import Config, from_config_dict
+from jaxpipe.training.optimizer import clip_by_norm, decay_mask, make_optimizer
+from jaxpipe.training.prepare import Job, prepare
+from jaxpipe.training.state import initial_state, make_update
+
+CONFIGS = {"llama": llama_tiny, "nemotron_h": nemotron_h_tiny}
+FAMILIES = flags.DEFINE_multi_enum(
+    "family", sorted(CONFIGS), sorted(CONFIGS), "whose tiny configuration is run"
+)
+ROUNDS = flags.DEFINE_integer("rounds", 9, "timed steps of each side", lower_bound=1)
+TARGET = 1.10
+"""What the pipeline's step may take over the one written by hand."""
+
+
+def main(argv: list[str]) -> None:
+    """Prints seconds a step of both sides, and their ratio."""
+    begin(argv, devices=1)
+    title = f"one training step on one device: medians of {ROUNDS.value} (quartiles)"
+    table = make_table(title, "family", "pipeline s", "by hand s", "ratio")
+    results = {}
+    for family in FAMILIES.value:
+        seconds = measure(config_of(family), ROUNDS.value)
+        ratios = [a / b for a, b in zip(seconds["pipeline"], seconds["by hand"])]
+        columns = [spread(values) for values in (*seconds.values(), ratios)]
+        table.add_row(family, *map(str, columns))
+        results[family] = seconds | {"ratio": columns[-1]._asdict()}
+        print(f"{family}: ratio {columns[-1]}; target at most {TARGET:.2f}", flush=True)
+    Console().print(table)
+    write_results(results)
+
+
+def config_of(family: str) -> Config:
+    """The tiny configuration on one device."""
+    tree = CONFIGS[family].get_config()
+    tree.mesh.stage = 1
+    return from_config_dict(tree)
+
+
+def measure(config: Config, rounds: int) -> dict[str, list[float]]:
+    """Seconds of each step of both sides, in the order they were taken.
+
+    Raises:
+      RuntimeError: the two sides do not compute the same losses.
+    """
+    job, batch = prepare(config), random_batch(config)
+    hand_step, hand_state = by_hand(job)
+    sides = {"pipeline": (make_update(job), initial_state(job)), "by hand": (hand_step, hand_state)}
+    states = {name: state for name, (_, state) in sides.items()}
+    seconds, losses = {name: [] for name in sides}, {name: [] for name in sides}
+    for number in range(rounds + 1):
+        for name in sides if number % 2 else reversed(sides):
+            began = time.perf_counter()
+            states[name], metrics = jax.block_until_ready(sides[name][0](states[name], batch))
+            seconds[name].append(time.perf_counter() - began)
+            losses[name].append(float(metrics["loss"]))
+    if not np.allclose(losses["pipeline"], losses["by hand"], rtol=1e-3):
+        raise RuntimeError(f"the two sides compute different losses: {losses}")
+    return {name: values[1:] for name, values in seconds.items()}  # the first steps compile
+
+
+def by_hand(job: Job):
+    """A training step without a pipeline, and its first state (params, optimizer state)."""
+    config, params = job.config, init_params(job.model, job.config.seed)
+    optimizer = make_optimizer(config, decay_mask(params))
+
+    def step(state, batch):
+        params, optimizer_state = state
+        scale = 1 / jnp.sum(batch["weights"])
+
+        def loss_of(params, microbatch):
+            copies = compute_copy(params, jnp.dtype(config.dtype))
+            return apply_model(job.model, copies, microbatch)["nll"] * scale
+
+        def visit(sums, microbatch):
+            return jax.tree.map(jnp.add, sums, jax.value_and_grad(loss_of)(params, microbatch)), None
+
+        zeros = jnp.float32(0), jax.tree.map(jnp.zeros_like, params)
+        (loss, grads), _ = jax.lax.scan(visit, zeros, batch)
+        norm = optax.global_norm(grads)
+        clipped = clip_by_norm(grads, norm, config.optimizer.clip_norm)
+        updates, optimizer_state = optimizer.update(clipped, optimizer_state, params)
+        return (optax.apply_updates(params, updates), optimizer_state), {"loss": loss, "grad_norm": norm}
+
+    return jax.jit(step, donate_argnums=0), (params, optimizer.init(params))
+
+
+def random_batch(config: Config) -> dict[str, jax.Array]:
+    """Random bytes, [micro-batches, sequences, tokens], one document a sequence."""
+    rng, microbatches = np.random.default_rng(0), config.batch.microbatches
+    shape = (microbatches, config.batch.global_batch // microbatches, config.data.sequence_length)
+    return {
+        "tokens": jnp.asarray(rng.integers(0, 256, shape, np.int32)),
+        "targets": jnp.asarray(rng.integers(0, 256, shape, np.int32)),
+        "segments": jnp.zeros(shape, jnp.int32),
+        "positions": jnp.broadcast_to(jnp.arange(shape[-1], dtype=jnp.int32), shape),
+        "weights": jnp.ones(shape, jnp.float32),
+    }
+
+
+if __name__ == "__main__":
+    app.run(main)
