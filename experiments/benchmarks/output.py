@@ -25,7 +25,7 @@ class Spread(NamedTuple):
     upper: float
 
     def __str__(self) -> str:
-        return f"{self.median:.3f} ({self.lower:.3f} to {self.upper:.3f})"
+        return f"{self.median:.3g} ({self.lower:.3g} to {self.upper:.3g})"
 
 
 def spread(values: Sequence[float]) -> Spread:
