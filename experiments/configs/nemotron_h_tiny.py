@@ -3,7 +3,7 @@
     python -m experiments.train --config=experiments/configs/nemotron_h_tiny.py \
         --workdir=runs/nemotron_h_tiny
 
-1.9M parameters in 20 pieces on 4 pipeline devices; 300 steps of 8192 bytes, 2.5M bytes in all.
+1.9M parameters in 20 pieces on 4 pipeline devices; 120 steps of 8192 bytes, 1M bytes in all.
 Tokens are bytes, of which there are 256. The vocabulary is padded to 2048 for the one purpose of giving
 the output head the work of three blocks, as the large vocabularies of real models do: that is what makes
 an even partition slow and a balanced one worth having. Padding rows are never targets; the model learns
@@ -43,5 +43,5 @@ def get_config(arg: str | None = None) -> ConfigDict:
     config.batch.update(global_batch=32, microbatches=8)
     config.mesh.stage = 4
     config.optimizer.update(learning_rate=3e-3, warmup_steps=30)
-    config.train.update(steps=300, eval_every=50, checkpoint_every=50)
+    config.train.update(steps=120, eval_every=40, checkpoint_every=40)
     return config
