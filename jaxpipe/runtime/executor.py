@@ -6,6 +6,8 @@ schedule itself is data.
 """
 
 import functools
+import itertools
+import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -83,10 +85,11 @@ def run_program(
 
         def instruction(at, state: State) -> State:
             index, microbatch, registers = tables["op"][at], tables["microbatch"][at], tables["operands"][at]
-            for number, branch in enumerate(branches):
-                run = functools.partial(_run, codes, branch, registers, microbatch, params, batch, scales)
-                state = _gate(branch, index == number, run, state)
-            return state
+
+            def run(branch: Branch, i, state: State) -> State:
+                return _run(codes, branch, registers, microbatch, params, batch, scales, i, state)
+
+            return _dispatch(branches, index, run, state)
 
         state = lax.fori_loop(
             start, start + tables["count"][t], instruction, state._replace(registers=registers)
@@ -122,21 +125,40 @@ def _write(file: tuple[jax.Array, ...], register, values) -> tuple[jax.Array, ..
     return tuple(lax.dynamic_update_index_in_dim(a, v, register, 0) for a, v in zip(file, values))
 
 
-def _gate(branch: Branch, chosen, run, state: State) -> State:
-    """Runs a branch if it was chosen: a loop of none or one rounds, which updates its carries in place."""
-    inputs, outputs = operands(branch.spec, branch.op.phase, branch.op.kept)
-    names = {register_class(branch.spec, o) for o in [*inputs, *outputs]}
+def _dispatch(branches: Sequence[Branch], index, run, state: State) -> State:
+    """Runs the branch numbered `index`: run(branch, i, state).
+
+    Branches stand behind gates: loops of none or one rounds, which update what they carry in place. A
+    gate costs a little even when it stays shut, so groups of them stand behind gates of their own.
+    """
+    numbered = list(enumerate(branches))
+    for group in itertools.batched(numbered, max(1, math.isqrt(len(numbered)))):
+
+        def each(_, state: State, group=group) -> State:
+            for number, branch in group:
+                state = _gate([branch], index == number, functools.partial(run, branch), state)
+            return state
+
+        inside = (index >= group[0][0]) & (index <= group[-1][0])
+        state = _gate([branch for _, branch in group], inside, each, state)
+    return state
+
+
+def _gate(branches: Sequence[Branch], chosen, body, state: State) -> State:
+    """Runs body(i, state) if it was chosen, on the part of the state that any of `branches` touches."""
+    names, slots = set(), set()
+    for branch in branches:
+        inputs, outputs = operands(branch.spec, branch.op.phase, branch.op.kept)
+        names |= {register_class(branch.spec, o) for o in [*inputs, *outputs]}
+        slots |= {branch.slot} & set(state.grads if branch.op.phase != "F" else ())
     touched = State(
         {name: state.registers[name] for name in sorted(names)},
-        {branch.slot: state.grads[branch.slot]}
-        if branch.op.phase != "F" and branch.slot in state.grads
-        else {},
+        {slot: state.grads[slot] for slot in sorted(slots)},
         state.losses,
     )
-
     # The barrier orders this loop before the next: XLA takes a file that is only read out of the carry, and
     # would copy it for the loop behind that writes it.
-    after = lax.optimization_barrier(lax.fori_loop(0, chosen.astype(jnp.int32), run, touched))
+    after = lax.optimization_barrier(lax.fori_loop(0, chosen.astype(jnp.int32), body, touched))
     return State(state.registers | after.registers, state.grads | after.grads, after.losses)
 
 
