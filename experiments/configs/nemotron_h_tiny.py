@@ -13,7 +13,9 @@ What to expect, in nats per byte on held-out files (Python 3.12):
 
     uniform over 256 bytes      5.55
     unigram, bigram, trigram    3.26, 2.49, 1.90
-    this model                  1.74 after 100 steps, 2.26 after 50
+    this model                  1.73 after 120 steps, 1.90 after 80, 2.53 after 40
+
+About 6 minutes on 2 cores, compilation included.
 """
 
 from ml_collections import ConfigDict
