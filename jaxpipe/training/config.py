@@ -130,7 +130,7 @@ def from_config_dict(values: ConfigDict | Mapping) -> Config:
         if name not in known:
             raise ValueError(unknown_field(name, known))
     family, fields = _split_model(tree.pop("model", None))
-    model = build(FAMILIES[family][0], fields, "model")
+    model = _build_model(FAMILIES[family][0], fields)
     rest = {name: checked(name, value, known[name]) for name, value in tree.items()}
     config = Config(family=family, model=model, **rest)
     check_limits(config)
@@ -213,8 +213,24 @@ def _split_model(values) -> tuple[str, dict]:
     return family, fields
 
 
+def _build_model(cls: type, fields: dict) -> Any:
+    try:
+        return build(cls, fields, "model")
+    except ValueError as error:
+        if error.__cause__ is None:
+            raise
+        # A family knows its own field names, not where the configuration keeps them.
+        message = str(error.__cause__).removeprefix(f"{cls.__name__}: ").removeprefix("field ")
+        name, _, rest = message.partition(" ")
+        if (name := name.strip("'")) in {f.name for f in dataclasses.fields(cls)}:
+            raise ValueError(f"field 'model.{name}' {rest}") from error
+        raise ValueError(f"field 'model': {message}") from error
+
+
 def _check_together(config: Config) -> None:
     batch, mesh, length = config.batch, config.mesh, config.data.sequence_length
+    if not config.data.corpus:
+        raise ValueError("field 'data.corpus' is ''; expected 'stdlib', a folder or a file")
     parts = batch.microbatches * mesh.data
     if batch.global_batch % parts:
         raise ValueError(

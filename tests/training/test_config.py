@@ -21,6 +21,10 @@ class Toy:
     def __post_init__(self):
         if self.hidden < 1:
             raise ValueError(f"field 'hidden' is {self.hidden}; expected at least 1")
+        if "X" in self.pattern:
+            raise ValueError(f"Toy: pattern {self.pattern!r} has 'X' at position {self.pattern.index('X')}")
+        if self.chunk == 3:
+            raise ValueError("a chunk of 3 is too odd")
 
 
 @pytest.fixture(autouse=True)
@@ -80,7 +84,10 @@ def test_reads_back_its_own_json():
         ({"model": None}, "field 'model' is missing; expected a table with 'family'"),
         ({"model__family": "gpt"}, "field 'model.family' is 'gpt'; expected one of"),
         ({"model__hidden": None}, "field 'model.hidden' is missing; expected int"),
-        ({"model__hidden": 0}, "model: field 'hidden' is 0; expected at least 1"),
+        ({"model__hidden": 0}, "field 'model.hidden' is 0; expected at least 1"),
+        ({"model__pattern": "X"}, "field 'model.pattern' 'X' has 'X' at position 0"),
+        ({"model__chunk": 3}, "field 'model': a chunk of 3 is too odd"),
+        ({"data__corpus": ""}, "field 'data.corpus' is ''; expected 'stdlib', a folder or a file"),
         ({"model__vocab": 255}, "field 'model.vocab' is 255; expected at least 256, as tokens are bytes"),
         ({"seed": -1}, "field 'seed' is -1; expected at least 0"),
         ({"optimizer__learning_rate": 0.0}, "field 'optimizer.learning_rate' is 0.0; expected more than 0"),
