@@ -34,10 +34,29 @@ def test_overrides_on_the_command_line():
     assert (tree["model"]["window"], tree["model"]["tied"]) == (64, True)
 
 
-def test_a_value_of_the_wrong_type_leaves_no_traceback():
+def test_a_mistake_leaves_neither_traceback_nor_usage():
     result = run(LLAMA, "--config.train.steps=many")
     assert result.returncode == 1
-    assert "flag --config.train.steps=many: invalid literal for int()" in result.stderr
+    assert result.stderr.splitlines()[-1] == "-c: field 'train.steps' is 'many'; expected int"
+    assert "Traceback" not in result.stderr
+    assert "FATAL" not in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--confg.seed=1"], "unknown flag --confg.seed; did you mean --config? known: --config, --out"),
+        ([], "--out is missing; expected where to write"),
+        (["--out"], "--out is missing; expected where to write"),
+    ],
+)
+def test_a_wrong_flag_of_the_program_is_one_line(arguments, message):
+    define = "from absl import flags as f\nf.DEFINE_string('out', None, 'where to write', required=True)\n"
+    program = ENTRY_POINT.replace("app.run", f"{define}app.run")
+    command = [sys.executable, "-c", program, LLAMA, *arguments]
+    result = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
+    assert result.returncode == 1
+    assert result.stderr.splitlines()[-1] == f"-c: {message}"
     assert "Traceback" not in result.stderr
 
 
@@ -54,19 +73,67 @@ def test_a_value_of_the_wrong_type_leaves_no_traceback():
         (["--config=nowhere.py"], "--config is 'nowhere.py', which is no file"),
         (["--workdir=runs/x"], "--config is missing; expected a file such as"),
         (["--config"], "--config is missing; expected a file such as"),
+        ([LLAMA, "--config.train.steps=abc"], "field 'train.steps' is 'abc'; expected int"),
+        ([LLAMA, "--config.train.steps", "1.5"], "field 'train.steps' is '1.5'; expected int"),
+        ([LLAMA, "--config.train.steps"], "field 'train.steps' has no value; expected int"),
+        ([LLAMA, "--config.train.steps", "--workdir=x"], "field 'train.steps' has no value; expected int"),
+        ([LLAMA, "--noconfig.seed"], "field 'seed' is set by --noconfig.seed; expected --config.seed=int"),
+        ([LLAMA, "--config.model.tied=x"], "field 'model.tied' is 'x'; expected true or false"),
+        ([LLAMA, "--config.optimizer.b1=x"], "field 'optimizer.b1' is 'x'; expected a number"),
+        ([LLAMA, "--config.model.window=x"], "field 'model.window' is 'x'; expected int"),
+        ([LLAMA, "--config.data.suffixes=(1,"], "field 'data.suffixes' is '(1,'; expected a tuple"),
+        (
+            [LLAMA, "--config.mesh=3"],
+            "field 'mesh' is a table, set to '3'; expected --config.mesh.NAME=VALUE",
+        ),
     ],
 )
 def test_a_mistake_is_one_line(monkeypatch, arguments, message):
     monkeypatch.chdir(ROOT)
+    monkeypatch.setattr(sys, "argv", ["experiments/train.py", *arguments])
     with pytest.raises(SystemExit) as stopped:
-        flags.parse(["train.py", *arguments])
-    assert stopped.value.code.startswith(f"train.py: {message}")
+        flags.parse(sys.argv)
+    assert stopped.value.code.startswith(f"train: {message}")
     assert "\n" not in stopped.value.code
 
 
-def test_a_field_out_of_range_is_one_line():
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ("x = 1\ndef get_config(:\n", ":2: SyntaxError: invalid syntax"),
+        ("\nimport no_such_module\n", ":2: ModuleNotFoundError: No module named 'no_such_module'"),
+        ("x = 1\n", ": no function get_config; expected one that returns a ConfigDict"),
+        (
+            "from jaxpipe.training.config import defaults\ndef get_config():\n    return defaults('gpt')\n",
+            ":3: ValueError: unknown model family 'gpt'; known: llama, nemotron_h",
+        ),
+        ("def get_config():\n    raise OSError('two\\nlines')\n", ":2: OSError: two lines"),
+        ("def get_config():\n    pass\n", ": get_config returned NoneType; expected a ConfigDict"),
+        ("def get_config():\n    return {}\n", ": get_config returned dict; expected a ConfigDict"),
+    ],
+)
+def test_a_mistake_in_the_file_is_one_line(monkeypatch, tmp_path, source, message):
+    file = tmp_path / "mine.py"
+    file.write_text(source)
+    monkeypatch.setattr(sys, "argv", ["train.py", f"--config={file}"])
+    with pytest.raises(SystemExit) as stopped:
+        flags.parse(sys.argv)
+    assert stopped.value.code == f"train: {file}{message}"
+
+
+def test_an_argument_that_get_config_does_not_take(monkeypatch, tmp_path):
+    file = tmp_path / "mine.py"
+    file.write_text("def get_config():\n    return None\n")
+    monkeypatch.setattr(sys, "argv", ["train.py", f"--config={file}:small"])
+    with pytest.raises(SystemExit) as stopped:
+        flags.parse(sys.argv)
+    assert stopped.value.code.startswith(f"train: {file}: TypeError: get_config() takes 0 positional")
+
+
+def test_a_field_out_of_range_is_one_line(monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["train.py"])
     tree = llama_tiny.get_config()
     tree.train.steps = 0
     with pytest.raises(SystemExit) as stopped:
         flags.resolve(tree)
-    assert stopped.value.code == "--config: field 'train.steps' is 0; expected at least 1"
+    assert stopped.value.code == "train: field 'train.steps' is 0; expected at least 1"
