@@ -5,6 +5,7 @@ The same command again resumes. Fields are overridden as in --config.optimizer.l
 
 import os
 import sys
+from logging import CRITICAL, Formatter, getLogger
 from pathlib import Path
 
 from absl import app, flags, logging
@@ -27,7 +28,12 @@ def main(argv: list[str]) -> None:
 
     from jaxpipe.training.trainer import NonFiniteError, train
 
+    if not WORKDIR.value:
+        sys.exit("train: --workdir is empty; expected the folder of the run")
     logging.set_verbosity(logging.WARNING)
+    logging.get_absl_handler().setFormatter(Formatter("%(levelname)s: %(message)s"))
+    # Orbax abandons its other reads when one fails, and asyncio reports each of them.
+    getLogger("asyncio").setLevel(CRITICAL)
     mesh = config.mesh
     virtual = "xla_force_host_platform_device_count" in os.environ.get("XLA_FLAGS", "")
     if not virtual and "JAX_NUM_CPU_DEVICES" not in os.environ:
@@ -39,6 +45,9 @@ def main(argv: list[str]) -> None:
         train(config, WORKDIR.value, Console())
     except (ValueError, NonFiniteError) as error:
         sys.exit(f"train: {error}")
+    except KeyboardInterrupt:
+        print("train: interrupted; the same command goes on from the last checkpoint", file=sys.stderr)
+        sys.exit(130)
 
 
 if __name__ == "__main__":

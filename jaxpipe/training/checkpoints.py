@@ -118,8 +118,14 @@ class Checkpoints:
         aside = next(path for path in map(self._folder.joinpath, names) if not path.exists())
         (self._folder / str(step)).rename(aside)
         self._manager.reload()
-        reason = str(error).partition("\n")[0][:300]
-        logger.error("checkpoint of step %d cannot be read (%s); renamed to %s", step, reason, aside)
+        reason = str(error).partition("\n")[0][:120]
+        logger.error(
+            "checkpoint of step %d cannot be read; renamed to %s, going on with the one before it (%s: %s)",
+            step,
+            aside,
+            type(error).__name__,
+            reason,
+        )
 
 
 def first_difference(saved: State, expected: State) -> str | None:

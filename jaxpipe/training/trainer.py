@@ -18,6 +18,7 @@ from jaxpipe.models.piece import param_shapes
 from jaxpipe.planning.build import rivals
 from jaxpipe.planning.simulator import lower_bound, simulate
 from jaxpipe.reports.tables import piece_rows, pieces_table, plan_row, plans_table
+from jaxpipe.reports.units import format_duration
 from jaxpipe.runtime.mesh import describe
 from jaxpipe.training import ngrams
 from jaxpipe.training.checkpoints import Checkpoints
@@ -81,7 +82,7 @@ def train(
             console.out(f"resuming after step {restored[0]}", highlight=False)
         start = int(state.step)
         batches = training_batches(corpus.train, data.sequence_length, config.batch.global_batch, config.seed)
-        with MetricsWriter(workdir / "metrics.jsonl", start) as metrics, _stop_signals() as stopped:
+        with MetricsWriter(workdir / "metrics.jsonl", start) as metrics, _stop_signals(console) as stopped:
             state, step, loss = _loop(
                 job, state, batches, heldout, checkpoints, metrics, console, stopped, on_step
             )
@@ -176,13 +177,17 @@ def _show(job: Job, workdir: Path, console: Console) -> None:
     plans = {plan.name: plan for plan in rivals(costs, devices, microbatches, policies)}
     simulations = {name: simulate(plan, costs) for name, plan in plans.items()}
     rows = [plan_row(name, simulation, bound) for name, simulation in simulations.items()]
-    console.out(f"\nPlans for {devices} devices and {microbatches} micro-batches", highlight=False)
+    console.out(
+        f"\nPlans for {devices} devices and {microbatches} micro-batches; "
+        f"no plan can take less than {format_duration(bound, costs.unit)} (lower bound)",
+        highlight=False,
+    )
     console.print(plans_table(rows, costs.unit, job.plan.name, costs.memory_limit_bytes))
     write_reports(workdir, job, simulations[job.plan.name])
 
 
 @contextmanager
-def _stop_signals() -> Iterator[list[int]]:
+def _stop_signals(console: Console) -> Iterator[list[int]]:
     """Collects SIGTERM and SIGINT while the loop runs, so that it ends after the step with a checkpoint.
 
     A second signal acts as it did before, for those who cannot wait.
@@ -191,6 +196,7 @@ def _stop_signals() -> Iterator[list[int]]:
 
     def catch(number, _):
         caught.append(number)
+        console.out("stopping after this step; the same signal again stops at once", highlight=False)
         signal.signal(number, old[number])
 
     old = {number: signal.signal(number, catch) for number in (signal.SIGTERM, signal.SIGINT)}

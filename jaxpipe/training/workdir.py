@@ -52,6 +52,11 @@ def open_workdir(workdir: Path, config: Config) -> list[str]:
         old = json.loads(path.read_text()) if path.exists() else None
         if old is not None and not isinstance(old, dict):
             raise ValueError(f"{path} is no JSON object; expected what an earlier run wrote there")
+        if old is None and any((workdir / "checkpoints").glob("[0-9]*")):
+            raise ValueError(
+                f"{workdir} holds checkpoints but no config.json, so whose they are cannot be told; "
+                "put config.json back, or take another --workdir"
+            )
         changed = differences(old, new) if old is not None else []
         others = [line for line in changed if not line.startswith(FREE_FIELDS)]
         if others:

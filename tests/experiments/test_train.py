@@ -118,12 +118,12 @@ def test_train_stop_and_resume(folder):
         (
             ["--config.optimizer.learning_rat=1"],
             {},
-            "train.py: unknown field 'optimizer.learning_rat'; did you mean 'learning_rate'? known: ",
+            "train: unknown field 'optimizer.learning_rat'; did you mean 'learning_rate'? known: ",
         ),
         (
             ["--config.batch.microbatches=3"],
             {},
-            "--config: field 'batch.global_batch' is 8; expected a multiple of 3 = batch.microbatches (3)",
+            "train: field 'batch.global_batch' is 8; expected a multiple of 3 = batch.microbatches (3)",
         ),
         (
             [],

@@ -136,7 +136,7 @@ def test_stopped_by_signals_and_resumed_twice_equals_uninterrupted(whole, config
 
 
 def test_a_second_signal_does_not_wait_for_the_step():
-    with trainer._stop_signals() as stopped:
+    with trainer._stop_signals(Console()) as stopped:
         signal.raise_signal(signal.SIGINT)
         assert stopped == [signal.SIGINT]
         with pytest.raises(KeyboardInterrupt):
@@ -198,7 +198,8 @@ def test_falls_back_loudly_from_a_truncated_checkpoint(whole, config, tmp_path, 
     with caplog.at_level(logging.ERROR, logger="jaxpipe"):
         again = train(config, folder)
     (line,) = (r.message for r in caplog.records if r.name.startswith("jaxpipe"))
-    assert re.match(r"checkpoint of step 6 cannot be read \(.+\); renamed to .+unreadable-6$", line)
+    going_on = r"going on with the one before it \(\w+: .+\)"
+    assert re.match(rf"checkpoint of step 6 cannot be read; renamed to .+unreadable-6, {going_on}$", line)
     assert "resuming after step 4" in again.output
     assert again.result == whole.result
     assert_same_run(folder, whole.folder, config)
