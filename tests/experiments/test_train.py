@@ -182,7 +182,7 @@ def test_other_mistakes_are_one_line(folder, tmp_path, changes, message):
 
 def test_an_unknown_letter_in_a_pattern(folder):
     with pytest.raises(
-        ValueError, match=r"^model: .*pattern 'M-X' has 'X' at position 2; allowed are M "
+        ValueError, match=r"^field 'model.pattern' 'M-X' has 'X' at position 2; allowed are M "
     ) as error:
         tiny_config(folder / "corpus", "nemotron_h", model={"pattern": "M-X"})
     assert "\n" not in str(error.value)
