@@ -45,5 +45,5 @@ def get_config(arg: str | None = None) -> ConfigDict:
     config.batch.update(global_batch=32, microbatches=8)
     config.mesh.stage = 4
     config.optimizer.update(learning_rate=3e-3, warmup_steps=30)
-    config.train.update(steps=110, eval_every=40, checkpoint_every=40)
+    config.train.update(steps=80, eval_every=40, checkpoint_every=40)
     return config
