@@ -40,6 +40,10 @@ def main(argv: list[str]) -> None:
         jax.config.update("jax_num_cpu_devices", mesh.stage * mesh.data * mesh.model)
     if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
         cache = Path(WORKDIR.value).absolute().parent / ".compilation_cache"
+        try:
+            cache.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            sys.exit(f"train: cannot write to {cache.parent}, where --workdir would be: {error.strerror}")
         jax.config.update("jax_compilation_cache_dir", str(cache))
     try:
         train(config, WORKDIR.value, Console())
