@@ -1,6 +1,6 @@
 """What the pipeline's machinery costs on one device, where it cannot gain anything.
 
-    python -m experiments.benchmarks.overhead
+    python -m experiments.benchmarks.overhead [--width=2]
 
 The training step on one device against the step that one would write by hand without a pipeline: a scan
 over the micro-batches of `jax.value_and_grad` of the sequential model, then the same optimizer. Both donate
@@ -30,6 +30,8 @@ FAMILIES = flags.DEFINE_multi_enum(
     "family", sorted(CONFIGS), sorted(CONFIGS), "whose tiny configuration is run"
 )
 ROUNDS = flags.DEFINE_integer("rounds", 9, "timed steps of each side", lower_bound=1)
+WIDTH = flags.DEFINE_integer("width", 1, "multiplies hidden size, heads and MLPs", lower_bound=1)
+WIDENED = ("hidden", "heads", "kv_heads", "mlp_hidden", "mamba_heads")
 TARGET = 1.10
 """What the pipeline's step may take over the one written by hand."""
 
@@ -41,7 +43,7 @@ def main(argv: list[str]) -> None:
     table = make_table(title, "family", "pipeline s", "by hand s", "ratio")
     results = {}
     for family in FAMILIES.value:
-        seconds = measure(config_of(family), ROUNDS.value)
+        seconds = measure(config_of(family, WIDTH.value), ROUNDS.value)
         ratios = [a / b for a, b in zip(seconds["pipeline"], seconds["by hand"])]
         columns = [spread(values) for values in (*seconds.values(), ratios)]
         table.add_row(family, *map(str, columns))
@@ -51,10 +53,11 @@ def main(argv: list[str]) -> None:
     write_results(results)
 
 
-def config_of(family: str) -> Config:
-    """The tiny configuration on one device."""
+def config_of(family: str, width: int = 1) -> Config:
+    """The tiny configuration on one device, `width` times as wide."""
     tree = CONFIGS[family].get_config()
     tree.mesh.stage = 1
+    tree.model.update({name: width * tree.model[name] for name in WIDENED if name in tree.model})
     return from_config_dict(tree)
 
 
