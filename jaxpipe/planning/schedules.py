@@ -1,4 +1,8 @@
-"""Schedules with one stage on each device and the whole backward in one action, B."""
+"""Schedules with one stage on each device.
+
+`split_backward` takes the backward, B, of any schedule apart into its input gradient I and its weight
+gradient W, so that I can hand its gradient on before W runs.
+"""
 
 from collections.abc import Callable
 
@@ -33,5 +37,55 @@ def one_f_one_b(stages: int, microbatches: int) -> Schedule:
     return tuple(rows)
 
 
-SCHEDULES: dict[str, Callable[[int, int], Schedule]] = {"gpipe": gpipe, "1f1b": one_f_one_b}
+def zero_bubble_h1(stages: int, microbatches: int) -> Schedule:
+    """1F1B with I and W apart and W of stage s put off by s micro-batches.
+
+    The handcrafted ZB-H1 of Qi et al. 2023 (arXiv 2401.10241, section 2.1). Leaving W out at first, late
+    stages start their I earlier; what they put off fills the end. Every stage keeps at most `stages`
+    micro-batches between F and W, as many as the first stage of 1F1B.
+    """
+    rows = []
+    for stage, row in enumerate(one_f_one_b(stages, microbatches)):
+        actions = []
+        for action in row:
+            if action.phase == "F":
+                actions.append(action)
+                continue
+            actions.append(action._replace(phase="I"))
+            if action.microbatch >= stage:
+                actions.append(Action(stage, "W", action.microbatch - stage))
+        late = range(max(0, microbatches - stage), microbatches)
+        rows.append((*actions, *(Action(stage, "W", i) for i in late)))
+    return tuple(rows)
+
+
+def split_backward(schedule: Schedule) -> Schedule:
+    """The schedule with every B replaced by I and, right after it, W."""
+    return tuple(
+        tuple(
+            part
+            for action in row
+            for part in ([action._replace(phase=p) for p in "IW"] if action.phase == "B" else [action])
+        )
+        for row in schedule
+    )
+
+
+def gpipe_split(stages: int, microbatches: int) -> Schedule:
+    """`gpipe` with every B split into I and W."""
+    return split_backward(gpipe(stages, microbatches))
+
+
+def one_f_one_b_split(stages: int, microbatches: int) -> Schedule:
+    """`one_f_one_b` with every B split into I and W."""
+    return split_backward(one_f_one_b(stages, microbatches))
+
+
+SCHEDULES: dict[str, Callable[[int, int], Schedule]] = {
+    "gpipe": gpipe,
+    "gpipe_split": gpipe_split,
+    "1f1b": one_f_one_b,
+    "1f1b_split": one_f_one_b_split,
+    "zb_h1": zero_bubble_h1,
+}
 """Schedule of a number of stages (one a device) and of micro-batches, by name."""

@@ -15,6 +15,7 @@ from ml_collections import ConfigDict
 from jaxpipe.costs.chips import CHIPS
 from jaxpipe.models.families import FAMILIES
 from jaxpipe.planning.plan import POLICIES
+from jaxpipe.planning.schedules import SCHEDULES
 from jaxpipe.training.fields import build, check_limits, checked, default_tree, limited, plain, unknown_field
 
 BYTES = 256
@@ -58,12 +59,13 @@ class MeshConfig:
 class PlanConfig:
     """How the pieces are laid out on the stages.
 
+    schedule: a name of `SCHEDULES`.
     partition: "balanced" by cost or "even" by number of pieces.
     recompute: a policy for every piece ("none"), or by kind ("mamba=full,mlp=none"; others "none").
     chip: the chip whose roofline gives the costs.
     """
 
-    schedule: str = limited("1f1b", choices=("1f1b", "gpipe"))
+    schedule: str = limited("1f1b", choices=tuple(SCHEDULES))
     partition: str = limited("balanced", choices=("balanced", "even"))
     recompute: str = "none"
     chip: str = limited("cpu", choices=tuple(CHIPS))

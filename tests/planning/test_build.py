@@ -27,7 +27,8 @@ def test_recompute_by_kind_or_for_all():
 
 def test_rivals_are_all_schedules_and_partitions():
     plans = rivals(COSTS, 3, 5, {"light": "full"})
-    assert [plan.name for plan in plans] == ["gpipe-balanced", "gpipe-even", "1f1b-balanced", "1f1b-even"]
+    schedules = ("gpipe", "gpipe_split", "1f1b", "1f1b_split", "zb_h1")
+    assert [plan.name for plan in plans] == [f"{s}-{p}" for s in schedules for p in ("balanced", "even")]
     for plan in plans:
         check(plan)
         assert plan.recompute == ("full",) * 4 + ("none",) * 2
@@ -36,7 +37,7 @@ def test_rivals_are_all_schedules_and_partitions():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"schedule": "zb-h3"}, "unknown schedule 'zb-h3'; known: gpipe, 1f1b"),
+        ({"schedule": "zb-h3"}, "unknown schedule 'zb-h3'; known: gpipe, gpipe_split, 1f1b"),
         ({"partition": "fair"}, "unknown partition 'fair'; known: balanced, even"),
         ({"recompute": "half"}, "unknown recompute policy 'half' of 'heavy'; known: none, full"),
         ({"recompute": {"mamba": "full"}}, "unknown kind 'mamba'; known: heavy, light"),

@@ -18,6 +18,23 @@ def test_1f1b_as_drawn_in_the_literature():
     ]
 
 
+def test_zb_h1_as_drawn_in_the_paper():
+    """Each stage s has s micro-batches whose I is done and whose W is not when it begins to alternate."""
+    rows = [" ".join(map(str, row)) for row in SCHEDULES["zb_h1"](3, 4)]
+    assert rows == [
+        "0F0 0F1 0F2 0I0 0W0 0F3 0I1 0W1 0I2 0W2 0I3 0W3",
+        "1F0 1F1 1I0 1F2 1I1 1W0 1F3 1I2 1W1 1I3 1W2 1W3",
+        "2F0 2I0 2F1 2I1 2F2 2I2 2W0 2F3 2I3 2W1 2W2 2W3",
+    ]
+
+
+def test_splitting_puts_w_right_after_i():
+    rows = [" ".join(map(str, row)) for row in SCHEDULES["1f1b_split"](2, 2)]
+    assert rows == ["0F0 0F1 0I0 0W0 0I1 0W1", "1F0 1I0 1W0 1F1 1I1 1W1"]
+    rows = [" ".join(map(str, row)) for row in SCHEDULES["gpipe_split"](2, 2)]
+    assert rows == ["0F0 0F1 0I0 0W0 0I1 0W1", "1F0 1F1 1I0 1W0 1I1 1W1"]
+
+
 def test_gpipe_equals_pytorch():
     assert SCHEDULES["gpipe"](4, 8) == read_csv((DATA / "torch" / "gpipe_p4_v1_m8.csv").read_text())
 

@@ -94,7 +94,10 @@ def test_reads_back_its_own_json():
         ({"optimizer__b1": 1.0}, "field 'optimizer.b1' is 1.0; expected less than 1"),
         ({"optimizer__final_fraction": 2.0}, "field 'optimizer.final_fraction' is 2.0; expected at most 1"),
         ({"dtype": "float16"}, "field 'dtype' is 'float16'; expected one of float32, bfloat16"),
-        ({"plan__schedule": "zb"}, "field 'plan.schedule' is 'zb'; expected one of 1f1b, gpipe"),
+        (
+            {"plan__schedule": "zb"},
+            "field 'plan.schedule' is 'zb'; expected one of gpipe, gpipe_split, 1f1b, 1f1b_split, zb_h1",
+        ),
         (
             {"plan__chip": "h300"},
             "field 'plan.chip' is 'h300'; expected one of h100, h200, h20, a100, cpu",
