@@ -19,6 +19,7 @@ from jaxpipe.models.piece import Model, apply_model, init_params
 from jaxpipe.planning.plan import Plan
 from jaxpipe.program.program import Program, fit, lower, union
 from jaxpipe.program.verify import verify
+from jaxpipe.runtime.compiler import compiler_options
 from jaxpipe.runtime.executor import make_step, program_arguments
 from jaxpipe.runtime.layout import from_slots, make_layout, to_slots
 from jaxpipe.runtime.specs import piece_specs
@@ -161,9 +162,8 @@ def compiled_step(traced: Traced, program: Program):
     by_policy = [piece_specs(model, traced.codes, (policy,) * count) for policy in traced.policies]
     layout = make_layout(model, program)
     pieces = [spec for specs in by_policy for spec in specs]
-    return jax.jit(
-        make_step(model, layout, pieces, traced.codes, program.signature, traced.mesh, traced.dtype)
-    )
+    step = make_step(model, layout, pieces, traced.codes, program.signature, traced.mesh, traced.dtype)
+    return jax.jit(step, compiler_options=compiler_options(traced.mesh))
 
 
 def run(traced: Traced, step, program: Program, params: dict, batch: dict) -> tuple[float, dict]:

@@ -1,7 +1,8 @@
 """Programs: a plan as integer tables that one compiled interpreter reads."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
@@ -16,22 +17,29 @@ from jaxpipe.program.ticks import Channel, place
 class Op(NamedTuple):
     """One branch of the interpreter: a phase of a kind on one parameter slot.
 
+    slot: None where the kind's slots are stacked and the table `slot` names one.
     kept: values that it reads and later pieces read too; their cotangents come in and are added to.
     """
 
     kind: str
     policy: str
-    slot: int
+    slot: int | None
     phase: str
     kept: tuple[str, ...] = ()
+
+
+Pattern = tuple[tuple[int, ...], ...]
+"""For each channel, the devices that send in a tick."""
 
 
 @dataclass(frozen=True)
 class Signature:
     """All that the compiled step depends on beside the model; plans with equal signatures share it.
 
+    slots: (kind, parameter slots a device) by kind; only kinds with parameters.
     registers: (class, count) by class; classes that travel have one more, where an arrival that
         nobody sent is written.
+    patterns: sets of permutes, of which each tick runs one; for each channel, the devices that send.
     ticks, instructions: lengths of the tables; programs may be shorter.
     operands: width of the operand table.
     """
@@ -39,8 +47,10 @@ class Signature:
     devices: int
     microbatches: int
     ops: tuple[Op, ...]
+    slots: tuple[tuple[str, int], ...]
     registers: tuple[tuple[str, int], ...]
     channels: tuple[Channel, ...]
+    patterns: tuple[Pattern, ...]
     ticks: int
     instructions: int
     operands: int
@@ -52,8 +62,9 @@ class Program:
 
     slots: kind -> for each device, the pieces in its parameter slots of that kind.
     length: ticks in use.
+    pattern [T]: of each tick, as an index into signature.patterns.
     first, count [P, T]: the instructions of each tick are first .. first + count.
-    op, microbatch [P, N]: of each instruction, op as an index into signature.ops.
+    op, microbatch, slot [P, N]: of each instruction, op as an index into signature.ops.
     operands [P, N, A]: register numbers of inputs, then outputs.
     send, receive [P, C, T]: for each channel, the register sent and the one written on arrival.
     """
@@ -61,18 +72,21 @@ class Program:
     signature: Signature
     slots: dict[str, tuple[tuple[int, ...], ...]]
     length: int
+    pattern: np.ndarray
     first: np.ndarray
     count: np.ndarray
     op: np.ndarray
     microbatch: np.ndarray
+    slot: np.ndarray
     operands: np.ndarray
     send: np.ndarray
     receive: np.ndarray
 
     def tables(self) -> dict[str, np.ndarray]:
         """The tables by name, as the executor takes them."""
-        names = ("first", "count", "op", "microbatch", "operands", "send", "receive")
-        return {name: getattr(self, name) for name in names}
+        names = ("first", "count", "op", "microbatch", "slot", "operands", "send", "receive")
+        tables = {name: getattr(self, name) for name in names}
+        return tables | {"pattern": np.tile(self.pattern, (self.signature.devices, 1))}
 
 
 def slots_by_kind(plan: Plan, pieces: Sequence[PieceSpec]) -> dict[str, tuple[tuple[int, ...], ...]]:
@@ -84,8 +98,10 @@ def slots_by_kind(plan: Plan, pieces: Sequence[PieceSpec]) -> dict[str, tuple[tu
     return {kind: tuple(tuple(sorted(d)) for d in devices) for kind, devices in held.items()}
 
 
-def lower(plan: Plan, pieces: Sequence[PieceSpec]) -> Program:
+def lower(plan: Plan, pieces: Sequence[PieceSpec], stacked: bool = False) -> Program:
     """Lowers a plan to a program.
+
+    stacked: one op serves all parameter slots of a kind.
 
     Raises:
       ValueError: the schedule deadlocks; the plan is for other pieces or recompute policies; or it runs
@@ -100,7 +116,8 @@ def lower(plan: Plan, pieces: Sequence[PieceSpec]) -> Program:
 
     def op_of(form: Form) -> Op:
         spec, slot = pieces[form.piece], slot_of[form.piece]
-        return Op(spec.kind, spec.policy, slot if spec.has_params else 0, form.phase, form.kept)
+        slot = None if stacked and spec.has_params else slot if spec.has_params else 0
+        return Op(spec.kind, spec.policy, slot, form.phase, form.kept)
 
     streams = [[x for action in row for x in action] for row in rows]
     op_by_phase = {x.form[:2]: op_of(x.form) for stream in streams for x in stream}
@@ -109,19 +126,23 @@ def lower(plan: Plan, pieces: Sequence[PieceSpec]) -> Program:
     op_number, channel_number = ({v: i for i, v in enumerate(values)} for values in (ops, channels))
     width = max((len(x.inputs) + len(x.outputs) for s in streams for x in s), default=0)
     length, longest = timetable.length, max(map(len, streams))
+    counts = {name: bucket(count, 8) for name, count in allocation.counts.items()}
+    with_params = {spec.kind: spec for spec in pieces if spec.has_params}.values()
     signature = Signature(
         plan.devices,
         plan.microbatches,
         ops,
-        tuple(sorted(allocation.counts.items())),
+        tuple(sorted((s.kind, max(map(len, slots[s.kind]))) for s in with_params)),
+        tuple(sorted(counts.items())),
         channels,
+        (full_pattern(channels, plan.devices),),
         length,
         longest,
         width,
     )
     devices = plan.devices
     first, count = np.zeros((2, devices, length), np.int32)
-    op, microbatch = np.zeros((2, devices, longest), np.int32)
+    op, microbatch, slot = np.zeros((3, devices, longest), np.int32)
     operands = np.zeros((devices, longest, width), np.int32)
     for d, row in enumerate(rows):
         at = 0
@@ -129,18 +150,22 @@ def lower(plan: Plan, pieces: Sequence[PieceSpec]) -> Program:
             first[d, tick], count[d, tick] = at, len(action)
             for x in action:
                 op[d, at], microbatch[d, at] = op_number[op_by_phase[x.form[:2]]], x.microbatch
+                slot[d, at] = slot_of[x.form.piece] if pieces[x.form.piece].has_params else 0
                 registers = [allocation.register[d, t] for t in (*x.inputs, *x.outputs)]
                 operands[d, at, : len(registers)] = registers
                 at += 1
     send = np.zeros((devices, len(channels), length), np.int32)
     receive = np.zeros((devices, len(channels), length), np.int32)
     for c, channel in enumerate(channels):
-        receive[:, c] = allocation.counts[channel.register_class]  # the spare register
+        receive[:, c] = counts[channel.register_class]  # the spare register
     for m in timetable.messages:
         c, target = channel_number[m.channel], m.source + m.channel.offset
         send[m.source, c, m.tick] = allocation.register[m.source, m.token]
         receive[target, c, m.tick] = allocation.register[target, m.token]
-    program = Program(signature, slots, length, first, count, op, microbatch, operands, send, receive)
+    pattern = np.zeros(length, np.int32)
+    program = Program(
+        signature, slots, length, pattern, first, count, op, microbatch, slot, operands, send, receive
+    )
     return fit(program, replace(signature, ticks=bucket(length), instructions=bucket(longest)))
 
 
@@ -164,9 +189,14 @@ def _check_fits(plan: Plan, pieces: Sequence[PieceSpec]) -> None:
                 )
 
 
-def bucket(count: int) -> int:
-    """`count` rounded up to four steps a doubling, so that similar programs share an executable."""
-    step = 1 << max(0, count.bit_length() - 3)
+def full_pattern(channels: Sequence[Channel], devices: int) -> Pattern:
+    """Every channel sends from every device that has a neighbour there."""
+    return tuple(tuple(d for d in range(devices) if 0 <= d + c.offset < devices) for c in channels)
+
+
+def bucket(count: int, steps: int = 4) -> int:
+    """`count` rounded up to `steps` a doubling (a power of two), so that similar programs share a step."""
+    step = 1 << max(0, count.bit_length() - steps.bit_length())
     return -(-count // step) * step
 
 
@@ -174,20 +204,48 @@ def union(signatures: Sequence[Signature]) -> Signature:
     """The smallest signature that programs of all the given ones fit."""
     if len({(s.devices, s.microbatches) for s in signatures}) != 1:
         raise ValueError("programs share an executable only with equal devices and micro-batches")
-    registers = {}
-    for s in signatures:
-        for name, count in s.registers:
-            registers[name] = max(count, registers.get(name, 0))
+    channels = tuple(sorted({c for s in signatures for c in s.channels}))
     return Signature(
         signatures[0].devices,
         signatures[0].microbatches,
         tuple(sorted({op for s in signatures for op in s.ops})),
-        tuple(sorted(registers.items())),
-        tuple(sorted({c for s in signatures for c in s.channels})),
+        _largest(s.slots for s in signatures),
+        _largest(s.registers for s in signatures),
+        channels,
+        _joined([[_widened(p, s.channels, channels) for p in s.patterns] for s in signatures]),
         max(s.ticks for s in signatures),
         max(s.instructions for s in signatures),
         max(s.operands for s in signatures),
     )
+
+
+def _largest(counts: Iterable[tuple[tuple[str, int], ...]]) -> tuple[tuple[str, int], ...]:
+    result: dict[str, int] = {}
+    for name, count in chain.from_iterable(counts):
+        result[name] = max(count, result.get(name, 0))
+    return tuple(sorted(result.items()))
+
+
+def _widened(pattern: Pattern, channels: Sequence[Channel], wider: Sequence[Channel]) -> Pattern:
+    """The same pattern over more channels."""
+    senders = dict(zip(channels, pattern))
+    return tuple(senders.get(channel, ()) for channel in wider)
+
+
+def _joined(patterns: Sequence[Sequence[Pattern]]) -> tuple[Pattern, ...]:
+    """Patterns for programs with these: the one that holds all when each has one, else every one of them."""
+    if all(len(own) == 1 for own in patterns):
+        every = zip(*(own[0] for own in patterns))
+        return (tuple(tuple(sorted(set(chain.from_iterable(senders)))) for senders in every),)
+    return tuple(sorted({pattern for own in patterns for pattern in own}))
+
+
+def _covering(pattern: Pattern, patterns: Sequence[Pattern]) -> int:
+    """The smallest of `patterns` that holds `pattern`, as an index."""
+    found = [i for i, other in enumerate(patterns) if all(set(a) <= set(b) for a, b in zip(pattern, other))]
+    if not found:
+        raise ValueError("the program needs permutes that no pattern of the signature has")
+    return min(found, key=lambda i: sum(map(len, patterns[i])))
 
 
 def fit(program: Program, signature: Signature) -> Program:
@@ -197,12 +255,14 @@ def fit(program: Program, signature: Signature) -> Program:
       ValueError: the signature lacks something that the program uses.
     """
     old = program.signature
-    if union([old, signature]) != signature:
+    if replace(union([old, signature]), patterns=signature.patterns) != signature:
         raise ValueError("the program does not fit the signature; fit it to their union")
     counts, spare = dict(old.registers), dict(signature.registers)
     renamed = np.array([signature.ops.index(op) for op in old.ops], np.int32)
     more_ticks = (0, signature.ticks - old.ticks)
     more = (0, signature.instructions - old.instructions)
+    widened = [_widened(p, old.channels, signature.channels) for p in old.patterns]
+    covering = np.array([_covering(p, signature.patterns) for p in widened], np.int32)
     shape = (old.devices, len(signature.channels), signature.ticks)
     send, receive = np.zeros(shape, np.int32), np.zeros(shape, np.int32)
     for c, channel in enumerate(signature.channels):
@@ -216,10 +276,12 @@ def fit(program: Program, signature: Signature) -> Program:
     return replace(
         program,
         signature=signature,
+        pattern=np.pad(covering[program.pattern], more_ticks),
         first=np.pad(program.first, ((0, 0), more_ticks)),
         count=np.pad(program.count, ((0, 0), more_ticks)),
         op=np.pad(renamed[program.op], ((0, 0), more)),
         microbatch=np.pad(program.microbatch, ((0, 0), more)),
+        slot=np.pad(program.slot, ((0, 0), more)),
         operands=np.pad(program.operands, ((0, 0), more, (0, signature.operands - old.operands))),
         send=send,
         receive=receive,

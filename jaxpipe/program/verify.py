@@ -31,25 +31,28 @@ def verify(program: Program, pieces: Sequence[PieceSpec]) -> None:
     files: list[Files] = [{name: [None] * count for name, count in sizes.items()} for _ in range(sig.devices)]
     done: Counter = Counter()
     arrivals = _arrivals(program)
-    first, count, op, microbatch, numbers = (
-        table.tolist()
-        for table in (program.first, program.count, program.op, program.microbatch, program.operands)
-    )
+    names = ("first", "count", "op", "microbatch", "slot", "operands")
+    first, count, op, microbatch, slot, numbers = (getattr(program, name).tolist() for name in names)
     for tick in range(program.length):
         arrived = {}
-        for target, name, number, source, sent in arrivals[tick]:
+        pattern = sig.patterns[program.pattern[tick]]
+        for target, channel, number, source, sent in arrivals[tick]:
+            if not pattern[channel]:
+                continue  # nothing arrives, nothing is written
+            name = sig.channels[channel].register_class
             if (target, name, number) in arrived:
                 raise ValueError(
                     f"tick {tick}: two messages arrive in register {name}[{number}] of device {target}"
                 )
             # A permute gives zeros where no device sends, and the spare register holds nothing.
-            empty = not 0 <= source < sig.devices or sent == sizes[name]
+            empty = source not in pattern[channel] or sent == sizes[name]
             arrived[target, name, number] = None if empty else files[source][name][sent]
         for d in range(sig.devices):
             for at in range(first[d][tick], first[d][tick] + count[d][tick]):
                 branch, m = branches[op[d][at]], microbatch[d][at]
                 try:
-                    form = branch.step(program.slots[branch.op.kind][d], files[d], m, numbers[d][at], done)
+                    owner = branch.owner(program.slots[branch.op.kind][d], slot[d][at])
+                    form = branch.step(owner, files[d], m, numbers[d][at], done)
                 except ValueError as error:
                     what = f"{branch.op.phase} of {branch.op.kind}, micro-batch {m}"
                     raise ValueError(f"tick {tick}, device {d}, instruction {at} ({what}) {error}") from None
@@ -77,14 +80,23 @@ class _Branch:
             if (form := known[i, op.phase]).kept == op.kept:
                 self.by_inputs[form.inputs].append(form)
 
-    def step(self, held: Sequence[int], file: Files, microbatch: int, numbers: list[int], done) -> Form:
-        """Runs one instruction on a device that holds the pieces `held` of its kind."""
+    def owner(self, held: Sequence[int], slot: int) -> int | None:
+        """The piece whose parameters it uses on a device that holds the pieces `held` of its kind."""
+        if not self.has_params:
+            return None
+        slot = slot if self.op.slot is None else self.op.slot
+        if not 0 <= slot < len(held):
+            raise ValueError(f"uses parameter slot {slot} of {len(held)}")
+        return held[slot]
+
+    def step(self, owner: int | None, file: Files, microbatch: int, numbers: list[int], done) -> Form:
+        """Runs one instruction."""
         classes = self.inputs + self.outputs
         for name, number in zip(classes, numbers):
             if not 0 <= number < len(file[name]):
                 raise ValueError(f"names register {name}[{number}] of {len(file[name])}")
         seen = [file[name][number] for name, number in zip(self.inputs, numbers)]
-        x = self._meant(held, microbatch, seen, done)
+        x = self._meant(owner, microbatch, seen, done)
         written = list(zip(self.outputs, numbers[len(self.inputs) :]))
         if len(set(written)) != len(written):
             raise ValueError(f"writes one register twice: {written}")
@@ -92,14 +104,8 @@ class _Branch:
             file[name][number] = token
         return x.form
 
-    def _meant(self, held: Sequence[int], microbatch: int, seen: list[Token | None], done):
+    def _meant(self, owner: int | None, microbatch: int, seen: list[Token | None], done):
         """The instruction that reads just what was seen."""
-        if self.has_params:
-            if self.op.slot >= len(held):
-                raise ValueError(f"uses parameter slot {self.op.slot} of {len(held)}")
-            owner = held[self.op.slot]
-        else:
-            owner = None
         named = tuple(token and token[:3] for token in seen)
         found = [f for f in self.by_inputs.get(named, ()) if owner in (None, f.piece)]
         found = [f for f in found if instruction(f, microbatch).inputs == tuple(seen)]
@@ -112,15 +118,15 @@ class _Branch:
         return instruction(form, microbatch)
 
 
-def _arrivals(program: Program) -> dict[int, list[tuple[int, str, int, int, int]]]:
-    """tick -> (device, class, register, sending device, register there) of all that is written on arrival."""
+def _arrivals(program: Program) -> dict[int, list[tuple[int, int, int, int, int]]]:
+    """tick -> (device, channel, register, sending device, register there) of all that arrives."""
     channels, sizes = program.signature.channels, dict(program.signature.registers)
     spare = np.array([sizes[c.register_class] for c in channels], np.int32)
     result = defaultdict(list)
     for target, c, tick in np.argwhere(program.receive != spare[None, :, None]).tolist():
-        source, name = target - channels[c].offset, channels[c].register_class
+        source = target - channels[c].offset
         sent = int(program.send[source, c, tick]) if 0 <= source < program.signature.devices else 0
-        result[tick].append((target, name, int(program.receive[target, c, tick]), source, sent))
+        result[tick].append((target, c, int(program.receive[target, c, tick]), source, sent))
     return result
 
 
@@ -128,12 +134,17 @@ def _check_ranges(program: Program) -> None:
     sig, sizes = program.signature, dict(program.signature.registers)
     counts = np.array([sizes[c.register_class] for c in sig.channels], np.int32)[None, :, None]
     limits = {"op": len(sig.ops) - 1, "microbatch": sig.microbatches - 1, "send": counts, "receive": counts}
+    limits["pattern"] = len(sig.patterns) - 1
     limits |= {"first": sig.instructions, "count": sig.instructions - program.first}
     for name, limit in limits.items():
         table = program.tables()[name]
         if wrong := np.argwhere((table < 0) | (table > limit)).tolist():
             at = tuple(wrong[0])
             raise ValueError(f"table {name!r} holds {table[at]} at {at}, which is out of range")
+    for pattern in sig.patterns:
+        for channel, senders in zip(sig.channels, pattern, strict=True):
+            if lost := [d for d in senders if not 0 <= d + channel.offset < sig.devices]:
+                raise ValueError(f"a pattern sends from devices {lost} over {channel}, where nobody is")
     if not 0 <= program.length <= sig.ticks:
         raise ValueError(f"the program has {program.length} ticks in tables of {sig.ticks}")
 

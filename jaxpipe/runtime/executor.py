@@ -1,13 +1,14 @@
 """The executor: one compiled interpreter that runs any program on a mesh.
 
 The step is one `shard_map` over all axes. A loop over ticks starts the tick's permutes, runs the
-tick's instructions and writes what arrived. Every instruction picks one op of the signature; the
-schedule itself is data.
+tick's instructions and writes what arrived. Every instruction picks one op of the signature by a
+`switch`; the schedule itself is data.
+
+Everything that the loop carries passes through the switch, and every op updates in place what it
+touches. XLA needs `compiler.compiler_options` to see that, or it copies whole register files in every op.
 """
 
 import functools
-import itertools
-import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -20,7 +21,7 @@ from jax.sharding import Mesh, PartitionSpec
 from jaxpipe.models.backward import varying
 from jaxpipe.models.code import AXES, Codes, compute_copy
 from jaxpipe.models.piece import Model
-from jaxpipe.program.program import Op, Program, Signature
+from jaxpipe.program.program import Op, Pattern, Program, Signature
 from jaxpipe.program.spec import PieceSpec, operands, register_class
 from jaxpipe.runtime.layout import Layout, slot_key, slot_specs, tied_users
 from jaxpipe.runtime.specs import register_types
@@ -30,21 +31,13 @@ class State(NamedTuple):
     """What the tick loop carries on each device.
 
     registers: class -> one array [count, *shape] for each array of a register.
-    grads: slot key -> gradients (float32) of the slot's parameters, as a flat list.
+    grads: slot key, or kind whose slots are stacked -> gradients (float32) as a flat list.
     losses: name -> float32[].
     """
 
     registers: dict[str, tuple[jax.Array, ...]]
     grads: dict[str, list[jax.Array]]
     losses: dict[str, jax.Array]
-
-
-class Branch(NamedTuple):
-    """One op of the signature with all that its code needs."""
-
-    op: Op
-    spec: PieceSpec
-    slot: str
 
 
 def run_program(
@@ -60,47 +53,41 @@ def run_program(
     """Runs a program on local arrays inside `shard_map`; everything is varying over all axes.
 
     Args:
-      params: slot key -> compute copies of the slot's parameters.
+      params: slot key -> compute copies of the slot's parameters; kind -> copies [slots, ...] where an op's
+        slot is None.
       batch: arrays [micro-batches, sequences, tokens].
       tables: this device's rows of the program's tables.
       length: ticks to run, the same on all devices.
       scales: cotangent of each loss.
     """
     examples = {(s.kind, s.policy): s for s in pieces}
-    branches = [Branch(op, examples[op.kind, op.policy], slot_key(op.kind, op.slot)) for op in signature.ops]
+    ops = [functools.partial(_run, codes, examples[op.kind, op.policy], op) for op in signature.ops]
     state = _initial_state(codes, signature, params, scales, any(op.phase != "F" for op in signature.ops))
 
-    def tick(t, state: State) -> State:
-        registers, arrived = dict(state.registers), []
-        payloads = [
-            _read(registers[c.register_class], tables["send"][i, t]) for i, c in enumerate(signature.channels)
-        ]
+    def instruction(at, state: State) -> State:
+        numbers = {name: tables[name][at] for name in ("microbatch", "slot", "operands")}
+        branches = [functools.partial(op, numbers, params, batch, scales) for op in ops]
+        return lax.switch(tables["op"][at], branches, state)
+
+    def tick(pattern: Pattern, t, state: State) -> State:
+        used = [(i, *pair) for i, pair in enumerate(zip(signature.channels, pattern)) if pair[1]]
+        payloads = [_read(state.registers[c.register_class], tables["send"][i, t]) for i, c, _ in used]
         # The barrier orders these reads before the instructions' writes, so that XLA need not copy the file.
-        registers, payloads = lax.optimization_barrier((registers, payloads))
-        for channel, payload in zip(signature.channels, payloads):
-            pairs = [(d, d + channel.offset) for d in range(signature.devices)]
-            pairs = [(a, b) for a, b in pairs if 0 <= b < signature.devices]
-            arrived.append(jax.tree.map(lambda a, p=pairs: lax.ppermute(a, "stage", p), payload))
+        state, payloads = lax.optimization_barrier((state, payloads))
+        arrived = []
+        for (_, channel, sources), payload in zip(used, payloads):
+            pairs = [(d, d + channel.offset) for d in sources]
+            arrived.append([lax.ppermute(a, "stage", pairs) for a in payload])
         start = tables["first"][t]
-
-        def instruction(at, state: State) -> State:
-            index, microbatch, registers = tables["op"][at], tables["microbatch"][at], tables["operands"][at]
-
-            def run(branch: Branch, i, state: State) -> State:
-                return _run(codes, branch, registers, microbatch, params, batch, scales, i, state)
-
-            return _dispatch(branches, index, run, state)
-
-        state = lax.fori_loop(
-            start, start + tables["count"][t], instruction, state._replace(registers=registers)
-        )
+        state = lax.fori_loop(start, start + tables["count"][t], instruction, state)
         registers = dict(state.registers)
-        for i, (channel, values) in enumerate(zip(signature.channels, arrived)):
+        for (i, channel, _), values in zip(used, arrived):
             name = channel.register_class
             registers[name] = _write(registers[name], tables["receive"][i, t], values)
         return state._replace(registers=registers)
 
-    return lax.fori_loop(0, length, tick, state)
+    ticks = [functools.partial(tick, pattern) for pattern in signature.patterns]
+    return lax.fori_loop(0, length, lambda t, state: lax.switch(tables["pattern"][t], ticks, t, state), state)
 
 
 def _initial_state(codes, signature, params, scales, trains: bool) -> State:
@@ -125,52 +112,22 @@ def _write(file: tuple[jax.Array, ...], register, values) -> tuple[jax.Array, ..
     return tuple(lax.dynamic_update_index_in_dim(a, v, register, 0) for a, v in zip(file, values))
 
 
-def _dispatch(branches: Sequence[Branch], index, run, state: State) -> State:
-    """Runs the branch numbered `index`: run(branch, i, state).
-
-    Branches stand behind gates: loops of none or one rounds, which update what they carry in place. A
-    gate costs a little even when it stays shut, so groups of them stand behind gates of their own.
-    """
-    numbered = list(enumerate(branches))
-    for group in itertools.batched(numbered, max(1, math.isqrt(len(numbered)))):
-
-        def each(_, state: State, group=group) -> State:
-            for number, branch in group:
-                state = _gate([branch], index == number, functools.partial(run, branch), state)
-            return state
-
-        inside = (index >= group[0][0]) & (index <= group[-1][0])
-        state = _gate([branch for _, branch in group], inside, each, state)
-    return state
+def _added(total: jax.Array, static: int | None, slot, gradient: jax.Array) -> jax.Array:
+    """The sum of a slot's gradient with one more; of the slot that the table names where they are stacked."""
+    gradient = gradient.astype(jnp.float32)
+    if static is not None:
+        return total + gradient
+    (own,) = _read((total,), slot)
+    return _write((total,), slot, (own + gradient,))[0]
 
 
-def _gate(branches: Sequence[Branch], chosen, body, state: State) -> State:
-    """Runs body(i, state) if it was chosen, on the part of the state that any of `branches` touches."""
-    names, slots = set(), set()
-    for branch in branches:
-        inputs, outputs = operands(branch.spec, branch.op.phase, branch.op.kept)
-        names |= {register_class(branch.spec, o) for o in [*inputs, *outputs]}
-        slots |= {branch.slot} & set(state.grads if branch.op.phase != "F" else ())
-    touched = State(
-        {name: state.registers[name] for name in sorted(names)},
-        {slot: state.grads[slot] for slot in sorted(slots)},
-        state.losses,
-    )
-    # The barrier orders this loop before the next: XLA takes a file that is only read out of the carry, and
-    # would copy it for the loop behind that writes it.
-    after = lax.optimization_barrier(lax.fori_loop(0, chosen.astype(jnp.int32), body, touched))
-    return State(state.registers | after.registers, state.grads | after.grads, after.losses)
-
-
-def _run(codes, branch: Branch, numbers, microbatch, params, batch, scales, i, state: State) -> State:
+def _run(codes, spec: PieceSpec, op: Op, numbers, params, batch, scales, state: State) -> State:
     """One instruction: reads its registers, computes, writes registers, gradients and losses."""
-    # Tied to the loop's counter, or XLA would take the work for loop-invariant and do it in any case.
-    numbers, microbatch, _ = lax.optimization_barrier((numbers, microbatch, i))
-    op, spec = branch.op, branch.spec
     code = codes[op.kind, op.policy].phases[op.phase]
     inputs, outputs = operands(spec, op.phase, op.kept)
     arrays, kept = {}, {}
-    for number, operand in zip(numbers, inputs):
+    registers = numbers["operands"]
+    for number, operand in zip(registers, inputs):
         values = _read(state.registers[register_class(spec, operand)], number)
         what, name = operand
         if what == "kept":
@@ -179,19 +136,20 @@ def _run(codes, branch: Branch, numbers, microbatch, params, batch, scales, i, s
             arrays |= {(what.removesuffix("s"), i): v for i, v in enumerate(values)}
         else:
             arrays[operand] = values[0]
-    arrays |= {("param", i): v for i, v in enumerate(params.get(branch.slot, ()))}
-    arrays |= {
-        ("batch", n): lax.dynamic_index_in_dim(v, microbatch, 0, keepdims=False) for n, v in batch.items()
-    }
+    stored = op.kind if op.slot is None else slot_key(op.kind, op.slot)
+    leaves = params.get(stored, ())
+    if op.slot is None:
+        leaves = _read(leaves, numbers["slot"])
+    arrays |= {("param", i): v for i, v in enumerate(leaves)}
+    microbatch = _read(batch.values(), numbers["microbatch"])
+    arrays |= {("batch", n): v for n, v in zip(batch, microbatch)}
     arrays |= {("ct_loss", n): v for n, v in scales.items()}
     results = dict(zip(code.results, code.fragment(*(arrays[t] for t in code.arguments))))
     results = {t: varying(jnp.asarray(v), AXES) for t, v in results.items()}
     for name, value in kept.items():
         results["ct_read", name] += value
-    # All reads come before all writes, or XLA would copy the files that are written.
-    results = lax.optimization_barrier(results)
     files = dict(state.registers)
-    for number, operand in zip(numbers[len(inputs) :], outputs):
+    for number, operand in zip(registers[len(inputs) :], outputs):
         what, _ = operand
         bundle = what in ("residuals", "stash")
         values = (
@@ -201,13 +159,11 @@ def _run(codes, branch: Branch, numbers, microbatch, params, batch, scales, i, s
         )
         name = register_class(spec, operand)
         files[name] = _write(files[name], number, values)
-    grads = {
-        key: [
-            g + results["grad", i].astype(jnp.float32) if ("grad", i) in results else g
-            for i, g in enumerate(gs)
-        ]
-        for key, gs in state.grads.items()
-    }
+    grads = dict(state.grads)
+    for tag, i in code.results:
+        if tag == "grad":
+            grads[stored] = list(grads[stored])
+            grads[stored][i] = _added(grads[stored][i], op.slot, numbers["slot"], results[tag, i])
     losses = {n: v + results["loss", n] if ("loss", n) in results else v for n, v in state.losses.items()}
     return State(files, grads, losses)
 
@@ -239,12 +195,15 @@ def make_step(
         copies, tables, batch, scales = jax.tree.map(
             lambda v: varying(v, AXES), (copies, tables, batch, scales)
         )
-        leaves = {key: jax.tree.leaves(tree) for key, tree in copies.items()}
-        state = run_program(codes, pieces, signature, leaves, batch, tables, length, scales)
+        leaves = {key: tuple(jax.tree.leaves(tree)) for key, tree in copies.items()}
+        state = run_program(
+            codes, pieces, signature, _stacked(signature, leaves), batch, tables, length, scales
+        )
         losses = {n: lax.psum(v, AXES) for n, v in state.losses.items()}
         if not trains:
             return {}, losses
-        grads = {k: jax.tree.unflatten(jax.tree.structure(slots[k]), gs) for k, gs in state.grads.items()}
+        grads = _unstacked(signature, state.grads)
+        grads = {k: jax.tree.unflatten(jax.tree.structure(own), grads[k]) for k, own in slots.items()}
         grads = jax.tree.map(_reduce, grads, specs)
         grads = _sum_tied(grads, ties)
         return jax.tree.map(lambda g: g[None], grads), losses
@@ -256,6 +215,29 @@ def make_step(
         in_specs=(specs, batch_spec, stage, PartitionSpec(), PartitionSpec(), stage),
         out_specs=(specs if trains else {}, PartitionSpec()),
     )
+
+
+def _stacked_kinds(signature: Signature) -> dict[str, list[str]]:
+    """Kind -> its slot keys, for the kinds whose slots are picked by the table."""
+    picked = {op.kind for op in signature.ops if op.slot is None}
+    return {k: [slot_key(k, j) for j in range(n)] for k, n in signature.slots if k in picked}
+
+
+def _stacked(signature: Signature, leaves: dict) -> dict:
+    """Slot key -> leaves, with one entry [slots, ...] in place of the slots of each stacked kind."""
+    result = dict(leaves)
+    for kind, keys in _stacked_kinds(signature).items():
+        result[kind] = tuple(map(jnp.stack, zip(*(result.pop(key) for key in keys))))
+    return result
+
+
+def _unstacked(signature: Signature, leaves: dict) -> dict:
+    """The inverse of `_stacked`."""
+    result = dict(leaves)
+    for kind, keys in _stacked_kinds(signature).items():
+        stacks = result.pop(kind)
+        result |= {key: [stack[j] for stack in stacks] for j, key in enumerate(keys)}
+    return result
 
 
 def _reduce(grad: jax.Array, spec: PartitionSpec) -> jax.Array:

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from jaxpipe.models.piece import Model, Piece, param_shapes, param_specs, piece_params
+from jaxpipe.models.piece import Model, Piece, param_specs, piece_params
 from jaxpipe.program.program import Program
 
 SlotTree = dict[str, dict]
@@ -36,16 +36,9 @@ def _kind(key: str) -> str:
 
 
 def make_layout(model: Model, program: Program) -> Layout:
-    """The layout that a program expects: as many slots of each kind as its ops name."""
-    width: dict[str, int] = {}
-    for piece in model.pieces:
-        if jax.tree.leaves(piece_params(piece, param_shapes(model))):
-            width[piece.kind] = max(map(len, program.slots[piece.kind]))
-    for op in program.signature.ops:
-        if op.kind in width:
-            width[op.kind] = max(width[op.kind], op.slot + 1)
+    """The layout that a program expects: as many slots of each kind as its signature says."""
     placement = []
-    for kind, count in sorted(width.items()):
+    for kind, count in program.signature.slots:
         for slot in range(count):
             held = tuple(d[slot] if slot < len(d) else -1 for d in program.slots[kind])
             placement.append((slot_key(kind, slot), held))

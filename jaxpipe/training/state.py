@@ -1,5 +1,6 @@
 """The training state in slots, its update, and its layer-ordered form for checkpoints."""
 
+import functools
 from typing import NamedTuple
 
 import jax
@@ -8,6 +9,7 @@ import optax
 from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxpipe.models.piece import init_params, param_shapes, piece_params
+from jaxpipe.runtime.compiler import compiler_options
 from jaxpipe.runtime.executor import program_arguments
 from jaxpipe.runtime.layout import SlotTree, from_slots, owned, shardings, slot_specs, to_slots
 from jaxpipe.training.optimizer import (
@@ -84,7 +86,11 @@ def training_step(job: Job):
     everywhere = NamedSharding(job.mesh, PartitionSpec())
     counts = owned(job.model, job.layout, slot_specs(job.model, job.layout))
     arguments = (*program_arguments(job.program, job.model, job.layout), counts)
-    return jax.jit(update, donate_argnums=0, out_shardings=(state_shardings(job), everywhere)), arguments
+    shardings_out = state_shardings(job), everywhere
+    step = jax.jit(
+        update, donate_argnums=0, out_shardings=shardings_out, compiler_options=compiler_options(job.mesh)
+    )
+    return step, arguments
 
 
 def make_update(job: Job):
@@ -106,7 +112,7 @@ def make_evaluate(job: Job):
     """The compiled forward: evaluate(params, batch) -> (sum of nll, number of tokens that count)."""
     tables, length, ties = program_arguments(job.evaluation, job.model, job.layout)
 
-    @jax.jit
+    @functools.partial(jax.jit, compiler_options=compiler_options(job.mesh))
     def evaluate(params, batch, tables, length, ties):
         _, losses = job.run_evaluation(params, batch, tables, length, {"nll": jnp.float32(1)}, ties)
         return losses["nll"], jnp.sum(batch["weights"])

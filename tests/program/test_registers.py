@@ -5,6 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxpipe.program.instructions import expand, token_class
+from jaxpipe.program.program import bucket
 from jaxpipe.program.registers import allocate
 from jaxpipe.program.ticks import place
 from tests.program.toys import named_plan, random_program, toy_specs
@@ -40,7 +41,8 @@ def test_counts_are_the_most_tokens_alive_at_once(random):
     timetable = place(plan, rows, specs)
     allocation = allocate(rows, timetable, specs)
     assert allocation.counts == most_alive(rows, timetable, specs)
-    assert dict(program.signature.registers) == allocation.counts
+    rounded = {name: bucket(count, 8) for name, count in allocation.counts.items()}
+    assert dict(program.signature.registers) == rounded
 
 
 def test_1f1b_holds_fewer_microbatches_than_gpipe():

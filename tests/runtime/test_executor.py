@@ -30,7 +30,7 @@ from jaxpipe.planning.partition import even
 from jaxpipe.planning.plan import Action, Plan, Schedule, check
 from jaxpipe.planning.schedules import SCHEDULES
 from jaxpipe.program.instructions import Name, forms, token_class
-from jaxpipe.program.program import Op, Signature, fit
+from jaxpipe.program.program import Op, Signature, fit, full_pattern
 from jaxpipe.program.ticks import Channel
 from jaxpipe.runtime.mesh import make_mesh
 from jaxpipe.runtime.specs import piece_specs
@@ -164,6 +164,7 @@ def universal():
     for policy in traced.policies:
         pieces = piece_specs(model, traced.codes, (policy,) * len(model.pieces))
         alike, values = Counter(p.kind for p in pieces), set()
+        with_params = {p.kind for p in pieces if p.has_params}
         for i, phase in (known := forms(pieces)):
             form, spec = known[i, phase], pieces[i]
             for slot in range(alike[spec.kind] if spec.has_params else 1):
@@ -174,12 +175,15 @@ def universal():
         tokens |= Counter(token_class(pieces, (*name, 0)) for name in values)
         travel = {token_class(pieces, (*name, 0)) for name in values if _travels(name)}
     count = 3 * MOST * len(model.pieces)
+    channels = tuple(Channel(c, o) for c in sorted(travel) for o in range(1 - DEVICES, DEVICES) if o)
     signature = Signature(
         DEVICES,
         MOST,
         ops=tuple(sorted(ops)),
+        slots=tuple(sorted((kind, n) for kind, n in alike.items() if kind in with_params)),
         registers=tuple(sorted((name, MOST * number) for name, number in tokens.items())),
-        channels=tuple(Channel(c, o) for c in sorted(travel) for o in range(1 - DEVICES, DEVICES) if o),
+        channels=channels,
+        patterns=(full_pattern(channels, DEVICES),),
         ticks=4 * count,
         instructions=count + count // 2,
         operands=operands,

@@ -1,0 +1,21 @@
+"""How steps are compiled, by platform."""
+
+from jax.sharding import Mesh
+
+OPTIONS = {
+    # Without the analysis, XLA copies what passes through a `switch` unchanged: the step of the tiny
+    # Nemotron-H on a CPU took 3.5 times one written by hand, with it 1.08 times.
+    "cpu": {"xla_cpu_copy_insertion_use_region_analysis": True},
+    # The others let the permutes of a tick, four at most, run beside its instructions.
+    "gpu": {
+        "xla_gpu_copy_insertion_use_region_analysis": True,
+        "xla_gpu_enable_latency_hiding_scheduler": True,
+        "xla_gpu_experimental_parallel_collective_overlap_limit": 4,
+    },
+}
+
+
+def compiler_options(mesh: Mesh) -> dict:
+    """Options for `jax.jit` or `compile` of a function that runs programs on a mesh."""
+    platform = mesh.devices.flat[0].platform
+    return OPTIONS["gpu" if platform in ("gpu", "cuda", "rocm") else platform]
