@@ -6,16 +6,20 @@ once for each micro-batch.
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from jaxpipe.program.check import check_program
 from jaxpipe.program.instructions import Form, Name, Token, forms, instruction
 from jaxpipe.program.program import Op, Program
 from jaxpipe.program.spec import PieceSpec, operands, register_class
 
 Files = dict[str, list[Token | None]]
 """The registers of one device by class. None stands for what nobody may read."""
+
+Slots = Mapping[str, Sequence[Sequence[int]]]
+"""Kind -> for each device, the pieces in its parameter slots."""
 
 
 def verify(program: Program, pieces: Sequence[PieceSpec]) -> None:
@@ -25,9 +29,9 @@ def verify(program: Program, pieces: Sequence[PieceSpec]) -> None:
       ValueError: naming tick, device and instruction of the first fault.
     """
     sig, sizes = program.signature, dict(program.signature.registers)
-    _check_ranges(program)
-    _check_slots(program, pieces)
-    branches = [_Branch(op, pieces) for op in sig.ops]
+    check_program(program, pieces)
+    known = forms(pieces)
+    branches = [_Branch(op, pieces, known) for op in sig.ops]
     files: list[Files] = [{name: [None] * count for name, count in sizes.items()} for _ in range(sig.devices)]
     done: Counter = Counter()
     arrivals = _arrivals(program)
@@ -51,7 +55,7 @@ def verify(program: Program, pieces: Sequence[PieceSpec]) -> None:
             for at in range(first[d][tick], first[d][tick] + count[d][tick]):
                 branch, m = branches[op[d][at]], microbatch[d][at]
                 try:
-                    owner = branch.owner(program.slots[branch.op.kind][d], slot[d][at])
+                    owner = branch.owner(program.slots, d, slot[d][at])
                     form = branch.step(owner, files[d], m, numbers[d][at], done)
                 except ValueError as error:
                     what = f"{branch.op.phase} of {branch.op.kind}, micro-batch {m}"
@@ -65,11 +69,8 @@ def verify(program: Program, pieces: Sequence[PieceSpec]) -> None:
 class _Branch:
     """One op: the operands as the executor reads them, and the pieces that it may stand for."""
 
-    def __init__(self, op: Op, pieces: Sequence[PieceSpec]):
+    def __init__(self, op: Op, pieces: Sequence[PieceSpec], known: Mapping[tuple[int, str], Form]):
         same = [i for i, s in enumerate(pieces) if (s.kind, s.policy) == (op.kind, op.policy)]
-        known = forms(pieces)
-        if not same or op.phase not in pieces[same[0]].phases:
-            raise ValueError(f"no piece of the model has the code of {op}")
         example = pieces[same[0]]
         self.op, self.has_params = op, example.has_params
         self.inputs, self.outputs = (
@@ -80,10 +81,11 @@ class _Branch:
             if (form := known[i, op.phase]).kept == op.kept:
                 self.by_inputs[form.inputs].append(form)
 
-    def owner(self, held: Sequence[int], slot: int) -> int | None:
-        """The piece whose parameters it uses on a device that holds the pieces `held` of its kind."""
+    def owner(self, slots: Slots, device: int, slot: int) -> int | None:
+        """The piece whose parameters it uses on a device, with what the table `slot` says."""
         if not self.has_params:
             return None
+        held = slots[self.op.kind][device]
         slot = slot if self.op.slot is None else self.op.slot
         if not 0 <= slot < len(held):
             raise ValueError(f"uses parameter slot {slot} of {len(held)}")
@@ -128,32 +130,6 @@ def _arrivals(program: Program) -> dict[int, list[tuple[int, int, int, int, int]
         sent = int(program.send[source, c, tick]) if 0 <= source < program.signature.devices else 0
         result[tick].append((target, c, int(program.receive[target, c, tick]), source, sent))
     return result
-
-
-def _check_ranges(program: Program) -> None:
-    sig, sizes = program.signature, dict(program.signature.registers)
-    counts = np.array([sizes[c.register_class] for c in sig.channels], np.int32)[None, :, None]
-    limits = {"op": len(sig.ops) - 1, "microbatch": sig.microbatches - 1, "send": counts, "receive": counts}
-    limits["pattern"] = len(sig.patterns) - 1
-    limits |= {"first": sig.instructions, "count": sig.instructions - program.first}
-    for name, limit in limits.items():
-        table = program.tables()[name]
-        if wrong := np.argwhere((table < 0) | (table > limit)).tolist():
-            at = tuple(wrong[0])
-            raise ValueError(f"table {name!r} holds {table[at]} at {at}, which is out of range")
-    for pattern in sig.patterns:
-        for channel, senders in zip(sig.channels, pattern, strict=True):
-            if lost := [d for d in senders if not 0 <= d + channel.offset < sig.devices]:
-                raise ValueError(f"a pattern sends from devices {lost} over {channel}, where nobody is")
-    if not 0 <= program.length <= sig.ticks:
-        raise ValueError(f"the program has {program.length} ticks in tables of {sig.ticks}")
-
-
-def _check_slots(program: Program, pieces: Sequence[PieceSpec]) -> None:
-    held = Counter(i for devices in program.slots.values() for row in devices for i in row)
-    for i, spec in enumerate(pieces):
-        if spec.has_params and held[i] != 1:
-            raise ValueError(f"piece {spec.name!r} is in {held[i]} parameter slots; expected one")
 
 
 def _check_done(pieces: Sequence[PieceSpec], microbatches: int, done: Counter) -> None:

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from jaxpipe.planning.plan import Action
 from jaxpipe.program.program import Op, bucket, fit, lower, slots_by_kind, union
 from jaxpipe.program.verify import verify
+from tests.program.interpreter import interpret
 from tests.program.toys import (
-    interpret,
     named_plan,
     random_kinds,
     random_plan,

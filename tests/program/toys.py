@@ -1,10 +1,11 @@
-"""Toy models, plans and an interpreter over integers: what a program's tables mean, without JAX.
+"""Toy models and plans over integers, without JAX.
 
 A toy piece computes with integers modulo a prime, so that any value used in a wrong place changes the
 result with near certainty. `sequential` runs a model piece by piece from the names of its values;
-`interpret` runs a program from its tables as the executor does. They share the toy pieces only.
+`interpreter.interpret` runs a program from its tables as the executor does. They share the toy pieces only.
 """
 
+import functools
 from collections import defaultdict
 from collections.abc import Sequence
 from itertools import pairwise
@@ -13,7 +14,7 @@ from random import Random
 from jaxpipe.planning.plan import Action, Plan
 from jaxpipe.planning.schedules import SCHEDULES
 from jaxpipe.program.program import Program, lower
-from jaxpipe.program.spec import PhaseSpec, PieceSpec, operands, register_class
+from jaxpipe.program.spec import PhaseSpec, PieceSpec
 
 PRIME = 2**31 - 1
 
@@ -162,6 +163,7 @@ def random_plan(random: Random, specs: Sequence[PieceSpec], forward_only: bool =
 # The toy pieces. `weigh` gives every (kind, use, name) a coefficient of its own.
 
 
+@functools.cache
 def weigh(*key: str) -> int:
     return Random("/".join(key)).randrange(2, PRIME)
 
@@ -227,69 +229,3 @@ def sequential(specs: Sequence[PieceSpec], microbatches: int, forward_only: bool
             gradients[i] += toy_weight_gradient(kind, toy_data(m), read, written, stash)
     gradients = [g % PRIME if s.has_params else 0 for g, s in zip(gradients, specs)]
     return ([0] * len(specs) if forward_only else gradients), loss % PRIME
-
-
-def interpret(program: Program, specs: Sequence[PieceSpec]):
-    """(gradient of each piece, loss): the program's tables run on integers, registers starting at 0."""
-    sig, parameters = program.signature, toy_parameters(specs)
-    travels = {c.register_class for c in sig.channels}
-    files = [{n: [0] * (c + (n in travels)) for n, c in sig.registers} for _ in range(sig.devices)]
-    gradients, loss = defaultdict(int), 0
-    examples = {(s.kind, s.policy): s for s in specs}
-    for tick in range(program.length):
-        arriving = []
-        for c, (name, offset) in enumerate(sig.channels):
-            for target in range(sig.devices):
-                source = target - offset
-                inside = 0 <= source < sig.devices
-                value = files[source][name][program.send[source, c, tick]] if inside else 0
-                arriving.append((files[target][name], program.receive[target, c, tick], value))
-        for d in range(sig.devices):
-            start = program.first[d, tick]
-            for at in range(start, start + program.count[d, tick]):
-                op, m = sig.ops[program.op[d, at]], int(program.microbatch[d, at])
-                spec, held = examples[op.kind, op.policy], program.slots[op.kind][d]
-                parameter = 1
-                if spec.has_params:
-                    parameter = parameters[held[op.slot]] if op.slot < len(held) else 0
-                gradient, lost = _run_toy(spec, op, parameter, m, program.operands[d, at], files[d])
-                gradients[op.kind, op.slot, d] += gradient
-                loss += lost
-        for file, number, value in arriving:
-            file[number] = value
-    found = [0] * len(specs)
-    for kind, rows in program.slots.items():
-        for d, held in enumerate(rows):
-            for slot, i in enumerate(held):
-                found[i] = gradients[kind, slot, d] % PRIME if specs[i].has_params else 0
-    return found, loss % PRIME
-
-
-def _run_toy(spec: PieceSpec, op, parameter: int, microbatch: int, numbers, files) -> tuple[int, int]:
-    inputs, outputs = operands(spec, op.phase, op.kept)
-    given = defaultdict(dict)
-    for (what, name), number in zip(inputs, numbers):
-        given[what][name] = files[register_class(spec, (what, name))][number]
-    read_names, written_names, _ = KINDS[spec.kind]
-    read = given["read"]
-    if "residuals" in given:
-        read = dict(zip(read_names, given["residuals"][""] or (0,) * len(read_names)))
-    cotangents, data = given["ct_write"], toy_data(microbatch)
-    results, gradient, loss = {}, 0, 0
-    if op.phase == "F" or not written_names:
-        written = toy_forward(spec.kind, parameter, data, read)
-        loss = written.pop("loss", 0)
-        results |= {("write", n): v for n, v in written.items()}
-        results["residuals", ""] = tuple(read[n] for n in read_names)
-    if op.phase != "F":
-        written = given["write"]
-        stash = given["stash"][""] if "stash" in given else toy_stash(spec.kind, cotangents)
-        results["stash", ""] = stash
-        if op.phase in "BI":
-            for n, ct in toy_input_gradient(spec.kind, parameter, read, written, cotangents).items():
-                results["ct_read", n] = (ct + given["kept"].get(n, 0)) % PRIME
-        if op.phase in "BW" or not written_names:
-            gradient = toy_weight_gradient(spec.kind, data, read, written, stash)
-    for operand, number in zip(outputs, numbers[len(inputs) :]):
-        files[register_class(spec, operand)][number] = results[operand]
-    return gradient, loss
