@@ -71,6 +71,20 @@ def split_backward(schedule: Schedule) -> Schedule:
     )
 
 
+def fuse_backward(schedule: Schedule) -> Schedule:
+    """The schedule with every I that its own W follows right away replaced, with the W, by B."""
+    rows = []
+    for row in schedule:
+        fused = []
+        for action in row:
+            if action.phase == "W" and fused and fused[-1] == action._replace(phase="I"):
+                fused[-1] = action._replace(phase="B")
+            else:
+                fused.append(action)
+        rows.append(tuple(fused))
+    return tuple(rows)
+
+
 def gpipe_split(stages: int, microbatches: int) -> Schedule:
     """`gpipe` with every B split into I and W."""
     return split_backward(gpipe(stages, microbatches))

@@ -45,6 +45,10 @@ class Instruction(NamedTuple):
     outputs: tuple[Token, ...]
 
 
+Rows = Sequence[Sequence[Sequence[Instruction]]]
+"""For each device, the instructions of each tick in which it computes."""
+
+
 def forms(pieces: Sequence[PieceSpec]) -> dict[tuple[int, str], Form]:
     """(piece, phase) -> its form, for every phase in which the piece has something to do.
 

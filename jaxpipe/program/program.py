@@ -7,11 +7,13 @@ from typing import NamedTuple
 
 import numpy as np
 
+from jaxpipe.costs.table import CostTable
 from jaxpipe.planning.plan import Plan
-from jaxpipe.program.instructions import Form, expand
-from jaxpipe.program.registers import allocate
+from jaxpipe.program.arrange import arrange
+from jaxpipe.program.instructions import Form
+from jaxpipe.program.patterns import Pattern, to_pattern
 from jaxpipe.program.spec import PieceSpec
-from jaxpipe.program.ticks import Channel, place
+from jaxpipe.program.ticks import Channel
 
 
 class Op(NamedTuple):
@@ -26,10 +28,6 @@ class Op(NamedTuple):
     slot: int | None
     phase: str
     kept: tuple[str, ...] = ()
-
-
-Pattern = tuple[tuple[int, ...], ...]
-"""For each channel, the devices that send in a tick."""
 
 
 @dataclass(frozen=True)
@@ -98,19 +96,25 @@ def slots_by_kind(plan: Plan, pieces: Sequence[PieceSpec]) -> dict[str, tuple[tu
     return {kind: tuple(tuple(sorted(d)) for d in devices) for kind, devices in held.items()}
 
 
-def lower(plan: Plan, pieces: Sequence[PieceSpec], stacked: bool = False) -> Program:
-    """Lowers a plan to a program.
+def lower(
+    plan: Plan,
+    pieces: Sequence[PieceSpec],
+    stacked: bool = False,
+    costs: CostTable | None = None,
+    patterns: int = 1,
+) -> Program:
+    """Lowers a plan to a program, arranged on ticks as `arrange` finds best by `costs`.
 
+    patterns: the most sets of permutes that the step may be compiled with.
     stacked: one op serves all parameter slots of a kind.
 
     Raises:
-      ValueError: the schedule deadlocks; the plan is for other pieces or recompute policies; or it runs
-        a piece away from its parameters.
+      ValueError: the schedule deadlocks; the plan is for other pieces or recompute policies; it runs a piece
+        away from its parameters; or `costs` are of other pieces.
     """
     _check_fits(plan, pieces)
-    rows = expand(plan, pieces)
-    timetable = place(plan, rows, pieces)
-    allocation = allocate(rows, timetable, pieces)
+    arranged, allocation = arrange(plan, pieces, costs, patterns)
+    rows, timetable, channels = arranged.rows, arranged.timetable, arranged.channels
     slots = slots_by_kind(plan, pieces)
     slot_of = {i: j for devices in slots.values() for held in devices for j, i in enumerate(held)}
 
@@ -122,7 +126,6 @@ def lower(plan: Plan, pieces: Sequence[PieceSpec], stacked: bool = False) -> Pro
     streams = [[x for action in row for x in action] for row in rows]
     op_by_phase = {x.form[:2]: op_of(x.form) for stream in streams for x in stream}
     ops = tuple(sorted(set(op_by_phase.values())))
-    channels = tuple(sorted({m.channel for m in timetable.messages}))
     op_number, channel_number = ({v: i for i, v in enumerate(values)} for values in (ops, channels))
     width = max((len(x.inputs) + len(x.outputs) for s in streams for x in s), default=0)
     length, longest = timetable.length, max(map(len, streams))
@@ -135,7 +138,7 @@ def lower(plan: Plan, pieces: Sequence[PieceSpec], stacked: bool = False) -> Pro
         tuple(sorted((s.kind, max(map(len, slots[s.kind]))) for s in with_params)),
         tuple(sorted(counts.items())),
         channels,
-        (full_pattern(channels, plan.devices),),
+        tuple(to_pattern(senders, len(channels)) for senders in arranged.patterns),
         length,
         longest,
         width,
@@ -162,7 +165,7 @@ def lower(plan: Plan, pieces: Sequence[PieceSpec], stacked: bool = False) -> Pro
         c, target = channel_number[m.channel], m.source + m.channel.offset
         send[m.source, c, m.tick] = allocation.register[m.source, m.token]
         receive[target, c, m.tick] = allocation.register[target, m.token]
-    pattern = np.zeros(length, np.int32)
+    pattern = np.array(arranged.pattern, np.int32)
     program = Program(
         signature, slots, length, pattern, first, count, op, microbatch, slot, operands, send, receive
     )
@@ -187,11 +190,6 @@ def _check_fits(plan: Plan, pieces: Sequence[PieceSpec]) -> None:
                 raise ValueError(
                     f"action {action} stands on device {device}, the parameters of {fixed[0]!r} on {home}"
                 )
-
-
-def full_pattern(channels: Sequence[Channel], devices: int) -> Pattern:
-    """Every channel sends from every device that has a neighbour there."""
-    return tuple(tuple(d for d in range(devices) if 0 <= d + c.offset < devices) for c in channels)
 
 
 def bucket(count: int, steps: int = 4) -> int:

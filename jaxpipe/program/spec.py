@@ -33,6 +33,8 @@ class PieceSpec:
     classes: value name -> register class; cotangents live in the class of their value.
     phases: phase letter -> what it touches. A phase that is not there has nothing to do.
     residual_class, stash_class: register classes of its bundles; empty where it has none.
+    bytes: register class of a value -> bytes of one register; messages of other classes take no time but the
+        link's latency.
     """
 
     name: str
@@ -45,6 +47,7 @@ class PieceSpec:
     phases: dict[str, PhaseSpec] = field(default_factory=dict)
     residual_class: str = ""
     stash_class: str = ""
+    bytes: dict[str, int] = field(default_factory=dict)
 
 
 Operand = tuple[str, str]

@@ -1,5 +1,6 @@
 """What the lowering must know of traced pieces, and what its registers hold."""
 
+import math
 from collections.abc import Sequence
 
 import jax
@@ -33,6 +34,7 @@ def piece_specs(model: Model, codes: Codes, policies: Sequence[str]) -> list[Pie
                 },
                 residual_class=f"{piece.kind}/{policy}/residuals",
                 stash_class=f"{piece.kind}/{policy}/stash",
+                bytes={value_class(t): math.prod(t.shape) * t.dtype.itemsize for t in values.values()},
             )
         )
     return specs

@@ -3,8 +3,8 @@ from pathlib import Path
 import pytest
 
 from jaxpipe.planning.interchange import read_csv
-from jaxpipe.planning.plan import Plan, check
-from jaxpipe.planning.schedules import SCHEDULES
+from jaxpipe.planning.plan import Action, Plan, check
+from jaxpipe.planning.schedules import SCHEDULES, fuse_backward
 
 DATA = Path(__file__).parent.parent / "data"
 
@@ -33,6 +33,19 @@ def test_splitting_puts_w_right_after_i():
     assert rows == ["0F0 0F1 0I0 0W0 0I1 0W1", "1F0 1I0 1W0 1F1 1I1 1W1"]
     rows = [" ".join(map(str, row)) for row in SCHEDULES["gpipe_split"](2, 2)]
     assert rows == ["0F0 0F1 0I0 0W0 0I1 0W1", "1F0 1F1 1I0 1W0 1I1 1W1"]
+
+
+def test_fusing_takes_only_neighbours_of_one_stage_and_microbatch():
+    texts = ["0F0 0F1 0I0 0W0 0I1 1I0 0W1 1W0", "2I0 3W0 2W0 3I0 3B1"]
+    schedule = tuple(tuple(map(Action.parse, text.split())) for text in texts)
+    rows = [" ".join(map(str, row)) for row in fuse_backward(schedule)]
+    assert rows == ["0F0 0F1 0B0 0I1 1I0 0W1 1W0", "2I0 3W0 2W0 3I0 3B1"]
+
+
+@pytest.mark.parametrize("name", ["gpipe", "1f1b"])
+def test_fusing_undoes_splitting(name):
+    schedule = SCHEDULES[name](3, 5)
+    assert fuse_backward(SCHEDULES[f"{name}_split"](3, 5)) == schedule == fuse_backward(schedule)
 
 
 def test_gpipe_equals_pytorch():

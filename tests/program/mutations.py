@@ -11,7 +11,8 @@ from random import Random
 
 import numpy as np
 
-from jaxpipe.program.program import Pattern, Program, full_pattern
+from jaxpipe.program.patterns import Pattern, full_pattern
+from jaxpipe.program.program import Program
 from jaxpipe.program.spec import PieceSpec, operands, register_class
 
 Mutation = Callable[[Program, Sequence[PieceSpec], Random], Program]

@@ -4,6 +4,7 @@ from random import Random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from jaxpipe.program.arrange import arrange
 from jaxpipe.program.instructions import expand, token_class
 from jaxpipe.program.program import bucket
 from jaxpipe.program.registers import allocate
@@ -39,8 +40,11 @@ def test_counts_are_the_most_tokens_alive_at_once(random):
     plan, specs, program = random_program(random)
     rows = expand(plan, specs)
     timetable = place(plan, rows, specs)
-    allocation = allocate(rows, timetable, specs)
-    assert allocation.counts == most_alive(rows, timetable, specs)
+    soonest = allocate(rows, timetable, specs).counts
+    assert soonest == most_alive(rows, timetable, specs)
+    arranged, allocation = arrange(plan, specs)
+    assert allocation.counts == most_alive(arranged.rows, arranged.timetable, specs)
+    assert allocation.counts == {n: min(c, soonest[n]) for n, c in allocation.counts.items()}  # no more
     rounded = {name: bucket(count, 8) for name, count in allocation.counts.items()}
     assert dict(program.signature.registers) == rounded
 

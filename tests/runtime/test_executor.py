@@ -30,7 +30,8 @@ from jaxpipe.planning.partition import even
 from jaxpipe.planning.plan import Action, Plan, Schedule, check
 from jaxpipe.planning.schedules import SCHEDULES
 from jaxpipe.program.instructions import Name, forms, token_class
-from jaxpipe.program.program import Op, Signature, fit, full_pattern
+from jaxpipe.program.patterns import full_pattern
+from jaxpipe.program.program import Op, Signature, fit
 from jaxpipe.program.ticks import Channel
 from jaxpipe.runtime.mesh import make_mesh
 from jaxpipe.runtime.specs import piece_specs

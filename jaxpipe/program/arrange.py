@@ -1,0 +1,184 @@
+"""How a plan's actions are spread over ticks, and which permutes the ticks perform.
+
+Several ways are tried, and the one that takes least time by the recurrence is kept.
+"""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import groupby
+from typing import NamedTuple
+
+import numpy as np
+
+from jaxpipe.costs.table import CostTable, Link
+from jaxpipe.planning.plan import Event, Plan
+from jaxpipe.planning.schedules import fuse_backward
+from jaxpipe.planning.stages import stage_costs
+from jaxpipe.program.clocks import timetables
+from jaxpipe.program.instructions import Instruction, Rows, expand
+from jaxpipe.program.patterns import Senders, assign, full_pattern, merged, sent_by_tick, to_senders
+from jaxpipe.program.recurrence import Work, durations_by_tick, finish_times, makespan, tick_events, ties
+from jaxpipe.program.registers import Allocation, allocate
+from jaxpipe.program.spec import PieceSpec
+from jaxpipe.program.ticks import Channel, Timetable, action_of, flow
+
+UNIT_TIMES = {"F": 1.0, "I": 1.0, "W": 1.0, "B": 2.0}
+"""Times of actions where no cost table is given; messages then take none."""
+
+
+class Arrangement(NamedTuple):
+    """A plan on ticks.
+
+    rows, work: for each device, the instructions of each tick in which it computes, and their actions.
+    timetable: those ticks, and the messages.
+    channels: all that messages travel on.
+    patterns: what each pattern sends. pattern: of each tick, an index into `patterns`.
+    done [P, T]: when each device is done with each tick, in the unit of the cost table.
+    """
+
+    rows: Rows
+    work: list[Work]
+    timetable: Timetable
+    channels: tuple[Channel, ...]
+    patterns: tuple[Senders, ...]
+    pattern: tuple[int, ...]
+    done: np.ndarray
+
+    @property
+    def makespan(self) -> float:
+        """Time of the whole program."""
+        return makespan(self.done)
+
+    def events(self) -> tuple[tuple[Event, ...], ...]:
+        """The actions of each device in time."""
+        return tick_events(self.timetable, self.work, self.done)
+
+
+def arrange(
+    plan: Plan, pieces: Sequence[PieceSpec], costs: CostTable | None = None, patterns: int = 1
+) -> tuple[Arrangement, Allocation]:
+    """The arrangement that takes least time among those tried, and its registers.
+
+    Tried are: the plan's actions one a tick; neighbouring I and W of one micro-batch fused; W in one tick
+    with the F after it. Each of them on the timetables of `clocks`, with the full pattern and, where more
+    are allowed, with merged ones. Of equals the one on fewest ticks is kept. What needs more registers of
+    some class than the plan's actions on their earliest ticks is left out.
+
+    costs: times of actions and messages; UNIT_TIMES when None.
+    patterns: the most sets of permutes that the step may be compiled with.
+
+    Raises:
+      ValueError: the schedule deadlocks, the cost table is about other pieces, or `patterns` is below 1.
+    """
+    if patterns < 1:
+        raise ValueError(f"patterns is {patterns}; expected at least 1")
+    best, limits = None, {}
+    for found in _candidates(plan, pieces, costs, patterns):
+        if best and not _better(found, best[0]):
+            continue
+        allocation = allocate(found.rows, found.timetable, pieces)
+        limits = limits or allocation.counts
+        if all(count <= limits.get(name, 0) for name, count in allocation.counts.items()):
+            best = found, allocation
+    return best
+
+
+def _better(found: Arrangement, best: Arrangement) -> bool:
+    """Whether it takes less time, or as much (up to rounding) on fewer ticks."""
+    if math.isclose(found.makespan, best.makespan, rel_tol=1e-9):
+        return found.timetable.length < best.timetable.length
+    return found.makespan < best.makespan
+
+
+def _candidates(
+    plan: Plan, pieces: Sequence[PieceSpec], costs: CostTable | None, count: int
+) -> Iterator[Arrangement]:
+    """All that is tried. Merging is slow: of each variant only the timetable that is best before it."""
+    message_times = _message_times(pieces, costs)
+    for rows in _row_variants(plan, pieces):
+        moves, work = flow(rows, pieces), _work(plan, rows, costs)
+        clocks = [
+            _Clock(rows, t, work, message_times) for t in timetables(plan, rows, moves, work, message_times)
+        ]
+        yield from (clock.full(plan.devices) for clock in clocks)
+        if count > 1:
+            yield min(clocks, key=lambda clock: clock.makespan(clock.exact)).merged(count)
+
+
+class _Clock:
+    """The recurrence of one timetable under any patterns."""
+
+    def __init__(self, rows: Rows, timetable: Timetable, work: Sequence[Work], times: Mapping[str, float]):
+        self.rows, self.timetable, self.work = rows, timetable, work
+        self.channels = tuple(sorted({m.channel for m in timetable.messages}))
+        self.times = [times[c.register_class] for c in self.channels]
+        self.durations = durations_by_tick(timetable, work)
+        self.sent = sent_by_tick(timetable, self.channels)
+        self.exact = list(dict.fromkeys(self.sent))
+
+    def makespan(self, patterns: Sequence[Senders]) -> float:
+        return makespan(self._done(patterns))
+
+    def full(self, devices: int) -> Arrangement:
+        return self._arrangement([to_senders(full_pattern(self.channels, devices))])
+
+    def merged(self, count: int) -> Arrangement:
+        return self._arrangement(merged(self.sent, count, self.makespan))
+
+    def _done(self, patterns: Sequence[Senders]):
+        tied = [ties(p, self.channels, self.times) for p in patterns]
+        return finish_times(self.durations, tied, assign(self.sent, patterns))
+
+    def _arrangement(self, patterns: Sequence[Senders]) -> Arrangement:
+        pattern, done = tuple(assign(self.sent, patterns)), self._done(patterns)
+        return Arrangement(
+            self.rows, self.work, self.timetable, self.channels, tuple(patterns), pattern, done
+        )
+
+
+def _row_variants(plan: Plan, pieces: Sequence[PieceSpec]) -> Iterator[Rows]:
+    """Ways to put the plan's actions in ticks; the plan's own, one action a tick, is first."""
+    rows = expand(plan, pieces)
+    yield rows
+    fused = replace(plan, schedule=fuse_backward(plan.schedule))
+    if fused != plan:
+        yield expand(fused, pieces)
+    if (joined := [_weights_with_forwards(row) for row in rows]) != rows:
+        yield joined
+
+
+def _weights_with_forwards(row: Sequence[Sequence[Instruction]]) -> list[list[Instruction]]:
+    """The row with every W in one tick with the F after it, if that comes next.
+
+    Nobody waits for what a W makes, so this holds up nothing but the F.
+    """
+    result: list[list[Instruction]] = []
+    for instructions in row:
+        phase = instructions[0].form.phase
+        if phase == "F" and result and {x.form.phase for x in result[-1]} == {"W"}:
+            result[-1] = [*result[-1], *instructions]
+        else:
+            result.append(list(instructions))
+    return result
+
+
+def _work(plan: Plan, rows: Rows, costs: CostTable | None) -> list[Work]:
+    """The actions in each tick of each device, with their times."""
+    stages = stage_costs(plan, costs) if costs else None
+    result = []
+    for row in rows:
+        result.append([])
+        for instructions in row:
+            actions = [action for action, _ in groupby(action_of(plan, [x]) for x in instructions)]
+            times = [getattr(stages[a.stage], a.phase) if stages else UNIT_TIMES[a.phase] for a in actions]
+            result[-1].append(list(zip(actions, times)))
+    return result
+
+
+def _message_times(pieces: Sequence[PieceSpec], costs: CostTable | None) -> dict[str, float]:
+    """Time of a message by register class."""
+    link = costs.link if costs else Link()
+    names = {name for spec in pieces for name in spec.classes.values()}
+    sizes = {name: size for spec in pieces for name, size in spec.bytes.items()}
+    return {name: link.time(sizes.get(name, 0)) for name in names}
