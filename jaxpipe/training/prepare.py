@@ -7,12 +7,13 @@ from jax.sharding import Mesh
 
 from jaxpipe.costs.analytic import analytic_costs
 from jaxpipe.costs.table import CostTable
-from jaxpipe.models.code import trace_model
+from jaxpipe.models.code import Codes, trace_model
 from jaxpipe.models.families import FAMILIES
 from jaxpipe.models.piece import Model
 from jaxpipe.planning.build import make_plan
 from jaxpipe.planning.plan import Action, Plan
 from jaxpipe.program.program import Program, lower
+from jaxpipe.program.spec import PieceSpec
 from jaxpipe.program.verify import verify
 from jaxpipe.runtime.executor import make_step
 from jaxpipe.runtime.layout import Layout, make_layout
@@ -25,6 +26,7 @@ from jaxpipe.training.config import Config, recompute_policies
 class Job:
     """A run, prepared.
 
+    codes, pieces: the traced code of the training step, and what its program was lowered from.
     program, evaluation: the training step, and the forward of the same pieces in the same slots.
     run_training, run_evaluation: what `make_step` returns for them.
     """
@@ -35,6 +37,8 @@ class Job:
     costs: CostTable
     plan: Plan
     layout: Layout
+    codes: Codes
+    pieces: tuple[PieceSpec, ...]
     program: Program
     evaluation: Program
     run_training: object
@@ -50,13 +54,16 @@ def build_model(config: Config) -> Model:
     return FAMILIES[config.family][1](config.model, jnp.dtype(config.dtype), config.mesh.model)
 
 
-def prepare(config: Config) -> Job:
-    """Builds the model, prices it, plans, lowers and verifies.
+def prepare(config: Config, mesh: Mesh | None = None) -> Job:
+    """Builds the model, prices it, plans, lowers and verifies. Makes no arrays on the mesh.
+
+    Args:
+      mesh: of the configuration's sizes, its devices present or not; None for those that JAX sees first.
 
     Raises:
       ValueError: one line about what does not fit together.
     """
-    mesh = make_mesh(config.mesh.stage, config.mesh.data, config.mesh.model)
+    mesh = mesh or make_mesh(config.mesh.stage, config.mesh.data, config.mesh.model)
     model = build_model(config)
     costs = price(config, model, mesh.abstract_mesh)
     kinds = [p.kind for p in model.pieces]
@@ -68,10 +75,10 @@ def prepare(config: Config) -> Job:
         config.plan.partition,
         recompute_policies(config.plan.recompute, kinds),
     )
-    program, run_training = _program(config, model, mesh, plan, plan.recompute)
+    codes, pieces, program, run_training = _program(config, model, mesh, plan, plan.recompute)
     layout = make_layout(model, program)
     forward = _forward_only(plan)
-    evaluation, run_evaluation = _program(config, model, mesh, forward, ("forward",) * len(kinds))
+    _, _, evaluation, run_evaluation = _program(config, model, mesh, forward, ("forward",) * len(kinds))
     return Job(
         config,
         mesh,
@@ -79,6 +86,8 @@ def prepare(config: Config) -> Job:
         costs,
         plan,
         layout,
+        codes,
+        pieces,
         program,
         evaluation,
         run_training(layout),
@@ -100,13 +109,17 @@ def _sizes(config: Config) -> tuple[int, int]:
 
 
 def _program(config: Config, model: Model, mesh: Mesh, plan: Plan, policies):
-    """The verified program of a plan, and a function from a layout to its step."""
+    """Code, pieces, the verified program of a plan, and a function from a layout to its step."""
     dtype = jnp.dtype(config.dtype)
     codes = trace_model(model, mesh.abstract_mesh, *_sizes(config), policies, dtype)
-    pieces = piece_specs(model, codes, policies)
+    pieces = tuple(piece_specs(model, codes, policies))
     program = lower(plan, pieces)
     verify(program, pieces)
-    return program, lambda layout: make_step(model, layout, pieces, codes, program.signature, mesh, dtype)
+
+    def step(layout: Layout):
+        return make_step(model, layout, pieces, codes, program.signature, mesh, dtype)
+
+    return codes, pieces, program, step
 
 
 def _forward_only(plan: Plan) -> Plan:

@@ -57,12 +57,22 @@ def state_shardings(job: Job) -> TrainState:
 def initial_state(job: Job) -> TrainState:
     """The state before the first step, from the configuration's seed."""
     params = init_params(job.model, job.config.seed)
+    return jax.jit(functools.partial(_build, job), out_shardings=state_shardings(job))(params)
 
-    def build(params):
-        slots = to_slots(job.model, job.layout, params)
-        return TrainState(slots, _optimizer(job).init(slots), jnp.int32(0))
 
-    return jax.jit(build, out_shardings=state_shardings(job))(params)
+def abstract_state(job: Job) -> TrainState:
+    """Types of the state, with shardings. Makes no arrays, so the mesh and the memory need not exist."""
+    types = jax.eval_shape(functools.partial(_build, job), param_shapes(job.model))
+    return jax.tree.map(_sharded, types, state_shardings(job))
+
+
+def _build(job: Job, params) -> TrainState:
+    slots = to_slots(job.model, job.layout, params)
+    return TrainState(slots, _optimizer(job).init(slots), jnp.int32(0))
+
+
+def _sharded(t, sharding) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(t.shape, t.dtype, sharding=sharding)
 
 
 def training_step(job: Job):
@@ -159,11 +169,7 @@ def abstract_layers(job: Job) -> dict:
     """Types of the layer-ordered tree, with shardings: what a checkpoint is restored as."""
     shapes = _with_params(param_shapes(job.model))
     tree = {"params": shapes, "mu": shapes, "nu": shapes, "step": jax.ShapeDtypeStruct((), jnp.int32)}
-    return jax.tree.map(
-        lambda s, sharding: jax.ShapeDtypeStruct(s.shape, s.dtype, sharding=sharding),
-        tree,
-        layer_shardings(job),
-    )
+    return jax.tree.map(_sharded, tree, layer_shardings(job))
 
 
 def _with_params(tree: dict) -> dict:

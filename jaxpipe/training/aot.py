@@ -1,0 +1,163 @@
+"""The training step compiled for devices that need not exist, and what it came to."""
+
+import os
+import time
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import NamedSharding, PartitionSpec
+
+from jaxpipe.models.piece import example_batch
+from jaxpipe.program.program import Op
+from jaxpipe.reports.aot import OpRow
+from jaxpipe.runtime.aot import OPTIONS
+from jaxpipe.runtime.compiler import compiler_options
+from jaxpipe.runtime.memory import check_fits, distinct_ops, op_workspace, predicted_bytes
+from jaxpipe.runtime.specs import register_types
+from jaxpipe.runtime.tick_loop import TickLoop, read_tick_loop
+from jaxpipe.training.prepare import Job
+from jaxpipe.training.state import abstract_state, training_step
+
+
+class Compiled(NamedTuple):
+    """A training step as compiled, in bytes on one device and seconds.
+
+    cpu_seconds: of all threads while it compiled, which other work on the machine disturbs less.
+    predicted_bytes: by part, "workspace" being that of the largest op.
+    peak_bytes: arguments, results and temporaries of the whole step together.
+    ops: in the order of the signature.
+    """
+
+    lower_seconds: float
+    compile_seconds: float
+    cpu_seconds: float
+    predicted_bytes: dict[str, int]
+    peak_bytes: int
+    loop: TickLoop
+    ops: tuple[OpRow, ...]
+
+
+def compile_ahead(job: Job, chip: str, report: Callable[[str], None]) -> Compiled:
+    """Compiles the training step of a job on absent devices, each of its kinds of ops alone first.
+
+    Args:
+      chip: what the devices are, for the size of their memory.
+      report: called with lines on what is being done.
+
+    Raises:
+      ValueError: the step cannot fit the chip's memory; known before it is compiled.
+    """
+    options = compiler_options(job.mesh) | OPTIONS
+    state, batch = abstract_state(job), abstract_batch(job)
+    step, arguments = training_step(job)
+    signature, dtype = job.program.signature, jnp.dtype(job.config.dtype)
+    parts = predicted_bytes(job.codes, signature, state.params, state.optimizer, (batch, arguments), dtype)
+    check_fits(parts, chip)
+    specs = {(s.kind, s.policy): s for s in job.pieces}
+    workspaces = {}
+    for op in distinct_ops(signature):
+        report(f"compiling {op_name(op)} alone ...")
+        workspaces[op_name(op)] = op_workspace(job.mesh, job.codes, specs[op.kind, op.policy], op, options)
+    parts["workspace"] = max(workspaces.values())
+    check_fits(parts, chip)
+    report(f"compiling the training step: {len(signature.ops)} ops ...")
+    began = time.perf_counter()
+    with jax.set_mesh(job.mesh):
+        lowered = step.lower(state, batch, *arguments)
+    lowered_at, used_before = time.perf_counter(), _cpu_seconds()
+    compiled = lowered.compile(compiler_options=options)
+    seconds = lowered_at - began, time.perf_counter() - lowered_at, _cpu_seconds() - used_before
+    used = compiled.memory_analysis()
+    peak = used.argument_size_in_bytes + used.temp_size_in_bytes
+    peak += used.output_size_in_bytes - used.alias_size_in_bytes
+    loop = read_tick_loop(compiled.as_text(), len(signature.ops), watched_types(job))
+    names = [op_name(op) for op in signature.ops]
+    rows = tuple(OpRow(name, *code, workspaces[name]) for name, code in zip(names, loop.ops))
+    return Compiled(*seconds, parts, peak, loop, rows)
+
+
+def _cpu_seconds() -> float:
+    """CPU time of this process and of the assemblers that it has run."""
+    times = os.times()
+    return times.user + times.system + times.children_user + times.children_system
+
+
+def op_name(op: Op) -> str:
+    """Kind and phase as in "mlp B", with the recompute policy where there is one."""
+    return f"{op.kind}{' full' if op.policy == 'full' else ''} {op.phase}"
+
+
+def to_json(result: Compiled) -> dict:
+    """The report as a JSON object."""
+    loop = result.loop
+    return {
+        "lower_seconds": result.lower_seconds,
+        "compile_seconds": result.compile_seconds,
+        "compile_cpu_seconds": result.cpu_seconds,
+        "peak_bytes": result.peak_bytes,
+        "predicted_bytes": result.predicted_bytes | {"all": sum(result.predicted_bytes.values())},
+        "copies": loop.copies,
+        "weight_slices": loop.slices,
+        "weight_updates": loop.updates,
+        "permutes": {"asynchronous": loop.asynchronous, "synchronous": loop.synchronous},
+        "ops": [row._asdict() for row in result.ops],
+    }
+
+
+def summary(result: Compiled) -> list[str]:
+    """The report in a few lines, without what the tables say."""
+    loop = result.loop
+    return [
+        f"lowered in {result.lower_seconds:.1f} s, compiled in {result.compile_seconds:.1f} s "
+        f"({result.cpu_seconds:.1f} s of CPU time)",
+        f"permutes beside the dispatch: {loop.asynchronous} of {loop.asynchronous + loop.synchronous}",
+        f"copies of register files, weights or gradients in the tick loop: {_counted(loop.copies)}",
+        f"slices of whole weights or gradients there: {_counted(loop.slices)} read, "
+        f"{_counted(loop.updates)} written",
+    ]
+
+
+def _counted(found: dict[str, int]) -> str:
+    each = ", ".join(f"{count} of {kind}" for kind, count in found.items())
+    return f"{sum(found.values())} ({each})" if found else "0"
+
+
+def abstract_batch(job: Job) -> dict[str, jax.ShapeDtypeStruct]:
+    """Types of a step's batch [micro-batches, sequences, tokens], split over axis `data`."""
+    sharding = NamedSharding(job.mesh, PartitionSpec(None, "data"))
+    parts = job.config.batch.microbatches
+    example = jax.eval_shape(
+        lambda: example_batch(job.config.batch.global_batch // parts, job.config.data.sequence_length)
+    )
+    return {
+        n: jax.ShapeDtypeStruct((parts, *t.shape), t.dtype, sharding=sharding) for n, t in example.items()
+    }
+
+
+def watched_types(job: Job) -> dict[str, int | None]:
+    """The arrays in the tick loop that must not be copied, as `read_tick_loop` takes them.
+
+    Register files, weights as the ops read them and gradients, where they hold a matrix or more.
+    """
+    signature, codes = job.program.signature, job.codes
+    types, travels = register_types(codes), {c.register_class for c in signature.channels}
+    watched = {}
+    for name, count in signature.registers:
+        for t in types[name]:
+            watched[_hlo_type((count + (name in travels), *t.shape), t.dtype)] = None
+    stacked, slots = {op.kind for op in signature.ops if op.slot is None}, dict(signature.slots)
+    for (kind, _), code in codes.items():
+        for t in code.group("param").values():
+            if len(t.shape) < 2:
+                continue
+            shape = (slots[kind], *t.shape) if kind in stacked else t.shape
+            for dtype in (t.dtype, jnp.float32):
+                watched[_hlo_type(shape, dtype)] = t.size
+    return watched
+
+
+def _hlo_type(shape, dtype) -> str:
+    names = {"float32": "f32", "bfloat16": "bf16", "int32": "s32", "bool": "pred"}
+    return f"{names[jnp.dtype(dtype).name]}[{','.join(map(str, shape))}]"
