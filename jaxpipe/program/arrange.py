@@ -7,6 +7,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import groupby
+from operator import itemgetter
 from typing import NamedTuple
 
 import numpy as np
@@ -25,6 +26,9 @@ from jaxpipe.program.ticks import Channel, Timetable, action_of, flow
 
 UNIT_TIMES = {"F": 1.0, "I": 1.0, "W": 1.0, "B": 2.0}
 """Times of actions where no cost table is given; messages then take none."""
+
+TOLERANCE = 1e-9
+"""Relative difference of times that are the same up to rounding."""
 
 
 class Arrangement(NamedTuple):
@@ -73,37 +77,40 @@ def arrange(
     """
     if patterns < 1:
         raise ValueError(f"patterns is {patterns}; expected at least 1")
-    best, limits = None, {}
-    for found in _candidates(plan, pieces, costs, patterns):
-        if best and not _better(found, best[0]):
-            continue
+    message_times = _message_times(pieces, costs)
+    chosen, limits, unmerged = None, {}, []
+
+    def consider(found: Arrangement) -> None:
+        nonlocal chosen, limits
+        if chosen and not _better(found, chosen[0]):
+            return
         allocation = allocate(found.rows, found.timetable, pieces)
         limits = limits or allocation.counts
         if all(count <= limits.get(name, 0) for name, count in allocation.counts.items()):
-            best = found, allocation
-    return best
+            chosen = found, allocation
+
+    for rows in _row_variants(plan, pieces):
+        moves, work = flow(rows, pieces), _work(plan, rows, costs)
+        tables = timetables(plan, rows, moves, work, message_times)
+        clocks = [_Clock(rows, timetable, work, message_times) for timetable in tables]
+        for clock in clocks:
+            consider(clock.full(plan.devices))
+        if patterns > 1:
+            unmerged.append(
+                min(((clock.makespan(clock.exact), clock) for clock in clocks), key=itemgetter(0))
+            )
+    # Merging is slow, so of each variant only the best timetable is merged, and only if that can help.
+    for bound, clock in sorted(unmerged, key=itemgetter(0)):
+        if bound < chosen[0].makespan * (1 - TOLERANCE):
+            consider(clock.merged(patterns))
+    return chosen
 
 
 def _better(found: Arrangement, best: Arrangement) -> bool:
     """Whether it takes less time, or as much (up to rounding) on fewer ticks."""
-    if math.isclose(found.makespan, best.makespan, rel_tol=1e-9):
+    if math.isclose(found.makespan, best.makespan, rel_tol=TOLERANCE):
         return found.timetable.length < best.timetable.length
     return found.makespan < best.makespan
-
-
-def _candidates(
-    plan: Plan, pieces: Sequence[PieceSpec], costs: CostTable | None, count: int
-) -> Iterator[Arrangement]:
-    """All that is tried. Merging is slow: of each variant only the timetable that is best before it."""
-    message_times = _message_times(pieces, costs)
-    for rows in _row_variants(plan, pieces):
-        moves, work = flow(rows, pieces), _work(plan, rows, costs)
-        clocks = [
-            _Clock(rows, t, work, message_times) for t in timetables(plan, rows, moves, work, message_times)
-        ]
-        yield from (clock.full(plan.devices) for clock in clocks)
-        if count > 1:
-            yield min(clocks, key=lambda clock: clock.makespan(clock.exact)).merged(count)
 
 
 class _Clock:

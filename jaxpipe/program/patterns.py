@@ -4,6 +4,7 @@ Permutes are static: a *pattern* says which devices send on which channel, and t
 few of them. A device that is in the tick's pattern meets its partner there even when it has nothing to send.
 """
 
+import heapq
 from collections import Counter
 from collections.abc import Callable, Sequence
 from itertools import combinations
@@ -59,20 +60,27 @@ def merged(sent: Sequence[Senders], count: int, time: Callable[[Sequence[Senders
 
     time: how long the program takes with some patterns.
     """
-    ticks = Counter(sent)
+    bit = {pair: 1 << i for i, pair in enumerate(sorted(frozenset().union(*sent)))}
+    ticks = Counter(sum(bit[pair] for pair in senders) for senders in sent)  # bits are quick to unite
+
+    def senders(bits: int) -> Senders:
+        return frozenset(pair for pair, one in bit.items() if bits & one)
+
+    def union_time(pair: tuple[int, int]) -> float:
+        return time([senders(bits) for bits in _with_union(ticks, *pair)])
+
     while len(ticks) > count:
-        pairs = sorted(combinations(ticks, 2), key=lambda pair: _added(ticks, *pair))[:TRIED]
-        unions = [_with_union(ticks, *pair) for pair in pairs]
-        ticks = min(unions, key=lambda union: time(list(union))) if len(unions) > 1 else unions[0]
-    return list(ticks)
+        pairs = heapq.nsmallest(TRIED, combinations(ticks, 2), key=lambda pair: _added(ticks, *pair))
+        ticks = _with_union(ticks, *min(pairs, key=union_time))
+    return [senders(bits) for bits in ticks]
 
 
-def _added(ticks: Counter, a: Senders, b: Senders) -> tuple[int, int]:
+def _added(ticks: Counter, a: int, b: int) -> int:
     """Permutes that ticks of either pattern perform for nothing when both use the union."""
-    return ticks[a] * len(b - a) + ticks[b] * len(a - b), len(a | b)
+    return ticks[a] * (b & ~a).bit_count() + ticks[b] * (a & ~b).bit_count()
 
 
-def _with_union(ticks: Counter, a: Senders, b: Senders) -> Counter:
+def _with_union(ticks: Counter, a: int, b: int) -> Counter:
     rest = Counter({p: n for p, n in ticks.items() if p not in (a, b)})
     rest[a | b] += ticks[a] + ticks[b]
     return rest
