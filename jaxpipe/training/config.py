@@ -63,12 +63,17 @@ class PlanConfig:
     partition: "balanced" by cost or "even" by number of pieces.
     recompute: a policy for every piece ("none"), or by kind ("mamba=full,mlp=none"; others "none").
     chip: the chip whose roofline gives the costs.
+    slots: "static" (every parameter slot has ops of its own), "stacked" (the slots of a kind share them) or
+      "auto".
+    patterns: at most so many sets of permutes that a tick may choose from; 0 lets the planner choose.
     """
 
     schedule: str = limited("1f1b", choices=tuple(SCHEDULES))
     partition: str = limited("balanced", choices=("balanced", "even"))
     recompute: str = "none"
     chip: str = limited("cpu", choices=tuple(CHIPS))
+    slots: str = limited("auto", choices=("auto", "static", "stacked"))
+    patterns: int = limited(0, at_least=0)
 
 
 @dataclass(frozen=True)

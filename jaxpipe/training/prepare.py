@@ -12,7 +12,8 @@ from jaxpipe.models.families import FAMILIES
 from jaxpipe.models.piece import Model
 from jaxpipe.planning.build import make_plan
 from jaxpipe.planning.plan import Action, Plan
-from jaxpipe.program.program import Program, lower
+from jaxpipe.program.choose import lower_by_numbers
+from jaxpipe.program.program import Program
 from jaxpipe.program.spec import PieceSpec
 from jaxpipe.program.verify import verify
 from jaxpipe.runtime.executor import make_step
@@ -75,10 +76,12 @@ def prepare(config: Config, mesh: Mesh | None = None) -> Job:
         config.plan.partition,
         recompute_policies(config.plan.recompute, kinds),
     )
-    codes, pieces, program, run_training = _program(config, model, mesh, plan, plan.recompute)
+    codes, pieces, program, run_training = _program(config, model, mesh, costs, plan, plan.recompute)
     layout = make_layout(model, program)
     forward = _forward_only(plan)
-    _, _, evaluation, run_evaluation = _program(config, model, mesh, forward, ("forward",) * len(kinds))
+    _, _, evaluation, run_evaluation = _program(
+        config, model, mesh, costs, forward, ("forward",) * len(kinds)
+    )
     return Job(
         config,
         mesh,
@@ -108,12 +111,14 @@ def _sizes(config: Config) -> tuple[int, int]:
     return config.batch.global_batch // parts, config.data.sequence_length
 
 
-def _program(config: Config, model: Model, mesh: Mesh, plan: Plan, policies):
+def _program(config: Config, model: Model, mesh: Mesh, costs: CostTable, plan: Plan, policies):
     """Code, pieces, the verified program of a plan, and a function from a layout to its step."""
     dtype = jnp.dtype(config.dtype)
     codes = trace_model(model, mesh.abstract_mesh, *_sizes(config), policies, dtype)
     pieces = tuple(piece_specs(model, codes, policies))
-    program = lower(plan, pieces)
+    # Virtual devices wait for all others at each permute, so there patterns gain nothing.
+    patterns = config.plan.patterns or (1 if config.plan.chip == "cpu" else 0)
+    program = lower_by_numbers(plan, pieces, costs, config.plan.slots, patterns)
     verify(program, pieces)
 
     def step(layout: Layout):
