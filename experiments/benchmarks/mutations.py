@@ -8,7 +8,8 @@ share of the rejected ones, on virtual CPU devices against the sequential model 
 change, so the mutations of a program share its compiled step. An error is the largest of
 |found / expected - 1| of the loss and max|found - expected| / max|expected| of any parameter; within the
 tolerance a result is the same. Some of the rejected ones do no harm: they repeat an I that has nothing to do,
-say, or name a slot, register or micro-batch past the last, which the executor reads as the last.
+name another micro-batch for a piece that does not look at the batch, or a slot, pattern or register past the
+last, which the executor reads as the last.
 """
 
 import sys
@@ -93,7 +94,7 @@ def main(argv: list[str]) -> None:
     title = "mutations (harmless: of the rejected that ran; error: worst of the accepted)"
     table = make_table(title, "mutation", "made", "rejected", "harmless", "accepted", "wrong", "error")
     for row in rows:
-        worst = "" if row.worst is None else f"{row.worst:.1e}"
+        worst = "" if row.worst is None else f"{row.worst:.0e}"
         counts = (row.made, row.rejected, f"{row.harmless}/{row.ran}", row.accepted, row.wrong)
         table.add_row(row.mutation, *map(str, counts), worst)
     Console().print(table)
