@@ -199,14 +199,22 @@ def bucket(count: int, steps: int = 4) -> int:
 
 
 def union(signatures: Sequence[Signature]) -> Signature:
-    """The smallest signature that programs of all the given ones fit."""
+    """The smallest signature that programs of all the given ones fit.
+
+    Raises:
+      ValueError: they differ in devices, micro-batches, or whether the slots of a kind are stacked.
+    """
     if len({(s.devices, s.microbatches) for s in signatures}) != 1:
         raise ValueError("programs share an executable only with equal devices and micro-batches")
+    ops = {op for s in signatures for op in s.ops}
+    stacked = {op.kind for op in ops if op.slot is None}
+    if mixed := sorted({op.kind for op in ops if op.slot is not None} & stacked):
+        raise ValueError(f"slots of kinds {mixed} are stacked in one program and static in another")
     channels = tuple(sorted({c for s in signatures for c in s.channels}))
     return Signature(
         signatures[0].devices,
         signatures[0].microbatches,
-        tuple(sorted({op for s in signatures for op in s.ops})),
+        tuple(sorted(ops)),
         _largest(s.slots for s in signatures),
         _largest(s.registers for s in signatures),
         channels,

@@ -106,6 +106,13 @@ def test_bucket_rounds_up_to_four_steps_a_doubling():
         assert bucket(bucket(n)) == bucket(n)
 
 
+def test_union_needs_equal_slots():
+    plan = named_plan(BLOCKS, "gpipe", 2, 2)
+    signatures = [lower(plan, BLOCKS, stacked=stacked).signature for stacked in (False, True)]
+    with pytest.raises(ValueError, match="stacked in one program and static in another"):
+        union(signatures)
+
+
 def test_union_needs_equal_devices_and_microbatches():
     signatures = [lower(named_plan(BLOCKS, "gpipe", p, m), BLOCKS).signature for p, m in ((2, 2), (2, 3))]
     with pytest.raises(ValueError, match="equal devices and micro-batches"):
