@@ -7,7 +7,6 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import groupby
-from operator import itemgetter
 from typing import NamedTuple
 
 import numpy as np
@@ -18,7 +17,15 @@ from jaxpipe.planning.schedules import fuse_backward
 from jaxpipe.planning.stages import stage_costs
 from jaxpipe.program.clocks import timetables
 from jaxpipe.program.instructions import Instruction, Rows, expand
-from jaxpipe.program.patterns import Senders, assign, full_pattern, merged, sent_by_tick, to_senders
+from jaxpipe.program.patterns import (
+    Senders,
+    assign,
+    commonest,
+    full_pattern,
+    merged,
+    sent_by_tick,
+    to_senders,
+)
 from jaxpipe.program.recurrence import Work, durations_by_tick, finish_times, makespan, tick_events, ties
 from jaxpipe.program.registers import Allocation, allocate
 from jaxpipe.program.spec import PieceSpec
@@ -66,8 +73,9 @@ def arrange(
 
     Tried are: the plan's actions one a tick; neighbouring I and W of one micro-batch fused; W in one tick
     with the F after it. Each of them on the timetables of `clocks`, with the full pattern and, where more
-    are allowed, with merged ones. Of equals the one on fewest ticks is kept. What needs more registers of
-    some class than the plan's actions on their earliest ticks is left out.
+    are allowed, with the commonest of the exact ones; of the two most promising, merged ones. Of equals the
+    one on fewest ticks is kept. What needs more registers of some class than the plan's actions on their
+    earliest ticks is left out.
 
     costs: times of actions and messages; UNIT_TIMES when None.
     patterns: the most sets of permutes that the step may be compiled with.
@@ -78,7 +86,7 @@ def arrange(
     if patterns < 1:
         raise ValueError(f"patterns is {patterns}; expected at least 1")
     message_times = _message_times(pieces, costs)
-    chosen, limits, unmerged = None, {}, []
+    chosen, limits, clocks = None, {}, []
 
     def consider(found: Arrangement) -> None:
         nonlocal chosen, limits
@@ -92,17 +100,19 @@ def arrange(
     for rows in _row_variants(plan, pieces):
         moves, work = flow(rows, pieces), _work(plan, rows, costs)
         tables = timetables(plan, rows, moves, work, message_times)
-        clocks = [_Clock(rows, timetable, work, message_times) for timetable in tables]
-        for clock in clocks:
-            consider(clock.full(plan.devices))
-        if patterns > 1:
-            unmerged.append(
-                min(((clock.makespan(clock.exact), clock) for clock in clocks), key=itemgetter(0))
-            )
-    # Merging is slow, so of each variant only the best timetable is merged, and only if that can help.
-    for bound, clock in sorted(unmerged, key=itemgetter(0)):
-        if bound < chosen[0].makespan * (1 - TOLERANCE):
-            consider(clock.merged(patterns))
+        clocks += [_Clock(rows, timetable, work, message_times) for timetable in tables]
+    for clock in clocks:
+        consider(clock.full(plan.devices))
+    if patterns > 1:
+        few = [clock.arrangement(commonest(clock.sent, patterns)) for clock in clocks]
+        for found in few:
+            consider(found)
+        # Merging is slow. What no wait at all would not make the best is left out.
+        bounds = [clock.makespan(clock.exact) for clock in clocks]
+        spans = [found.makespan for found in few]
+        for number in dict.fromkeys((spans.index(min(spans)), bounds.index(min(bounds)))):
+            if bounds[number] < chosen[0].makespan * (1 - TOLERANCE):
+                consider(clocks[number].merged(patterns))
     return chosen
 
 
@@ -128,16 +138,16 @@ class _Clock:
         return makespan(self._done(patterns))
 
     def full(self, devices: int) -> Arrangement:
-        return self._arrangement([to_senders(full_pattern(self.channels, devices))])
+        return self.arrangement([to_senders(full_pattern(self.channels, devices))])
 
     def merged(self, count: int) -> Arrangement:
-        return self._arrangement(merged(self.sent, count, self.makespan))
+        return self.arrangement(merged(self.sent, count, self.makespan))
 
     def _done(self, patterns: Sequence[Senders]):
         tied = [ties(p, self.channels, self.times) for p in patterns]
         return finish_times(self.durations, tied, assign(self.sent, patterns))
 
-    def _arrangement(self, patterns: Sequence[Senders]) -> Arrangement:
+    def arrangement(self, patterns: Sequence[Senders]) -> Arrangement:
         pattern, done = tuple(assign(self.sent, patterns)), self._done(patterns)
         return Arrangement(
             self.rows, self.work, self.timetable, self.channels, tuple(patterns), pattern, done

@@ -53,6 +53,15 @@ def assign(sent: Sequence[Senders], patterns: Sequence[Senders]) -> list[int]:
     return [chosen[need] for need in sent]
 
 
+def commonest(sent: Sequence[Senders], count: int) -> list[Senders]:
+    """At most `count` patterns: the exact ones that most ticks need, and one that holds all others."""
+    exact = [senders for senders, _ in Counter(sent).most_common()]
+    if len(exact) <= count:
+        return exact
+    rest = frozenset().union(*exact[count - 1 :])
+    return list(dict.fromkeys([*exact[: count - 1], rest]))
+
+
 def merged(sent: Sequence[Senders], count: int, time: Callable[[Sequence[Senders]], float]) -> list[Senders]:
     """At most `count` patterns that hold what every tick sends: the exact ones, merged pair by pair.
 

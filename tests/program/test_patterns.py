@@ -4,7 +4,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxpipe.program.instructions import expand
-from jaxpipe.program.patterns import assign, full_pattern, merged, sent_by_tick, to_pattern, to_senders
+from jaxpipe.program.patterns import (
+    assign,
+    commonest,
+    full_pattern,
+    merged,
+    sent_by_tick,
+    to_pattern,
+    to_senders,
+)
 from jaxpipe.program.ticks import Channel, place
 from tests.program.toys import named_plan, toy_specs
 
@@ -36,6 +44,14 @@ def test_each_tick_takes_the_smallest_pattern_that_holds_what_it_sends():
     assert assign([A, A | C, frozenset(), C], patterns) == [1, 0, 2, 2]
 
 
+def test_the_commonest_stay_and_one_holds_the_others():
+    sent = [A] * 5 + [B] * 4 + [C] * 3 + [B | C]
+    assert commonest(sent, 2) == [A, B | C]
+    assert commonest(sent, 3) == [A, B, B | C]
+    assert commonest(sent, 4) == [A, B, C, B | C]
+    assert commonest(sent, 1) == [A | B | C]
+
+
 def test_the_rarest_are_merged_and_the_clock_decides_between_equals():
     sent = [A] * 5 + [B] * 5 + [C]
     assert set(merged(sent, 2, lambda patterns: float(A | C in patterns))) == {A, B | C}
@@ -46,12 +62,12 @@ def test_the_rarest_are_merged_and_the_clock_decides_between_equals():
 
 @settings(deadline=None, max_examples=60)
 @given(st.integers(0, 2**32 - 1).map(Random))
-def test_merged_patterns_hold_what_every_tick_sends(random):
+def test_patterns_hold_what_every_tick_sends(random):
     pairs = [(c, d) for c in range(2) for d in range(3)]
     sent = [frozenset(random.sample(pairs, random.randint(0, 4))) for _ in range(random.randint(1, 20))]
     count = random.randint(1, 6)
-    patterns = merged(sent, count, lambda tried: random.random())
-    assert len(patterns) <= count
-    assert frozenset().union(*patterns) == frozenset().union(*sent)
-    for need, number in zip(sent, assign(sent, patterns), strict=True):
-        assert need <= patterns[number]
+    for patterns in (merged(sent, count, lambda tried: random.random()), commonest(sent, count)):
+        assert len(set(patterns)) == len(patterns) <= count
+        assert frozenset().union(*patterns) == frozenset().union(*sent)
+        for need, number in zip(sent, assign(sent, patterns), strict=True):
+            assert need <= patterns[number]
