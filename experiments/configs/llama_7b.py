@@ -5,6 +5,8 @@
 6.74B parameters in 130 pieces; 32 micro-batches of one sequence of 4096 tokens. Sizes: table 2 of
 arXiv 2302.13971, which the paper keeps; the MLP's from the configuration published with the weights,
 Llama-2-7b-hf. Tokens are bytes here as everywhere, so most of the vocabulary is never a target.
+
+What to expect, compiled for 8 H200s: 33.2 GiB a device, as predicted.
 """
 
 from ml_collections import ConfigDict

@@ -17,7 +17,7 @@ class OpCode(NamedTuple):
     """The compiled code of one op, loops counted once.
 
     kernels: instructions that launch something; matmuls: those in them, in libraries or not;
-    custom_calls: target -> how many of the kernels call it.
+    custom_calls: target of a library's kernel -> their number.
     """
 
     kernels: int
@@ -28,7 +28,7 @@ class OpCode(NamedTuple):
 class TickLoop(NamedTuple):
     """Counts of instructions in the loop over ticks and all that it calls.
 
-    copies: type -> copies of a whole carried array of a watched type.
+    copies: type -> copies of a whole carried array of a watched type, as it came or as it is handed on.
     slices, updates: type of a carried array -> reads and writes of as much as a whole weight, at an offset
         that is computed.
     asynchronous, synchronous: permutes that do, and do not, run beside the dispatch.
@@ -69,10 +69,15 @@ def read_tick_loop(text: str, ops: int, watched: Mapping[str, int | None]) -> Ti
         index = module.carried_by(loop, computation, name)
         return carry[index] if index is not None and carry[index] in watched else None
 
+    def handed_on(computation: str) -> tuple[str, ...]:
+        root = module.computations[computation][module.roots[computation]]
+        return root.operands if root.opcode == "tuple" else ()
+
     for where, instruction in module.instructions(inside):
         if instruction.opcode in ("copy", "copy-start"):
-            kind = (tuple_types(instruction.type) or [""])[0]
-            kind = kind if kind in watched else carried(where, instruction.operands[0])
+            kind = carried(where, instruction.operands[0])
+            if kind is None and instruction.name in handed_on(where):
+                kind = next((k for k in tuple_types(instruction.type)[:1] if k in watched), None)
             copies.update([kind] if kind else [])
         elif instruction.opcode in ("dynamic-slice", "dynamic-update-slice"):
             kind = carried(where, instruction.operands[0])
@@ -135,12 +140,13 @@ def _permutes(module: Module, body: str, dispatches: list[Instruction]) -> list[
 
 
 def _op_code(module: Module, branch: str) -> OpCode:
-    launched = [i for _, i in module.instructions(module.reachable(branch, through_fusions=False))]
-    launched = [i for i in launched if i.opcode not in _NO_KERNEL]
-    targets = Counter(_target(i) for i in launched if i.opcode == "custom-call")
+    outside = module.instructions(module.reachable(branch, through_fusions=False))
+    kernels = sum(i.opcode not in _NO_KERNEL for _, i in outside)
+    every = [i for _, i in module.instructions(module.reachable(branch))]
+    # A library's kernel may stand in a fusion that only computes its operands' addresses.
+    targets = Counter(_target(i) for i in every if i.opcode == "custom-call")
     library = sum(n for target, n in targets.items() if "matmul" in target or "gemm" in target)
-    dots = sum(i.opcode == "dot" for _, i in module.instructions(module.reachable(branch)))
-    return OpCode(len(launched), library + dots, dict(targets))
+    return OpCode(kernels, library + sum(i.opcode == "dot" for i in every), dict(targets))
 
 
 def _target(call: Instruction) -> str:

@@ -40,4 +40,4 @@ def test_is_complete_so_that_every_field_can_be_overridden(name):
 def test_docstring_gives_the_command_and_what_to_expect(name):
     text = importlib.import_module(f"experiments.configs.{name}").__doc__
     assert f"--config=experiments/configs/{name}.py" in text
-    assert re.search(r"nats? (a|per) byte", text)
+    assert re.search(r"nats? (a|per) byte|GiB a device", text)

@@ -1,8 +1,14 @@
 import dataclasses
 
+import jax
 import pytest
+from jax.sharding import AxisType
 
+from experiments.configs import nemotron_h_8b
+from jaxpipe.training.aot import abstract_batch
+from jaxpipe.training.config import from_config_dict
 from jaxpipe.training.prepare import prepare, price
+from jaxpipe.training.state import abstract_state
 from tests.training.runs import tiny_config
 
 
@@ -16,6 +22,20 @@ def test_training_and_evaluation_share_slots():
     }
     assert job.plan.devices == job.mesh.shape["stage"] == 3
     assert job.plan.microbatches == 4
+
+
+def test_a_model_of_8b_parameters_makes_no_arrays():
+    """Its state would take 97 GB."""
+    mesh = jax.make_mesh((8, 1, 1), ("stage", "data", "model"), (AxisType.Auto,) * 3)
+    before = sum(array.nbytes for array in jax.live_arrays())
+    config = nemotron_h_8b.get_config()
+    config.batch.update(global_batch=2, microbatches=2)
+    job = prepare(from_config_dict(config), mesh)
+    state, batch = abstract_state(job), abstract_batch(job)
+    assert job.mesh is mesh
+    assert sum(array.nbytes for array in jax.live_arrays()) - before < 1e6
+    assert sum(leaf.size for leaf in jax.tree.leaves(state)) > 3 * 8.1e9
+    assert {leaf.shape for leaf in batch.values()} == {(2, 1, 4096)}
 
 
 def test_costs_do_not_depend_on_the_plan():
