@@ -6,6 +6,7 @@ Several ways are tried, and the one that takes least time by the recurrence is k
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property
 from itertools import groupby
 from typing import NamedTuple
 
@@ -15,7 +16,7 @@ from jaxpipe.costs.table import CostTable, Link
 from jaxpipe.planning.plan import Event, Plan
 from jaxpipe.planning.schedules import fuse_backward
 from jaxpipe.planning.stages import stage_costs
-from jaxpipe.program.clocks import timetables
+from jaxpipe.program.clocks import dependency_spans, timetables
 from jaxpipe.program.instructions import Instruction, Rows, expand
 from jaxpipe.program.patterns import (
     Senders,
@@ -73,9 +74,9 @@ def arrange(
 
     Tried are: the plan's actions one a tick; neighbouring I and W of one micro-batch fused; W in one tick
     with the F after it. Each of them on the timetables of `clocks`, with the full pattern and, where more
-    are allowed, with the commonest of the exact ones; of the two most promising, merged ones. Of equals the
-    one on fewest ticks is kept. What needs more registers of some class than the plan's actions on their
-    earliest ticks is left out.
+    are allowed, with the commonest of the exact ones; of the two most promising, merged ones. The first that
+    takes no longer than the dependencies do is kept; of equals the one on fewest ticks. What needs more
+    registers of some class than the plan's actions on their earliest ticks is left out.
 
     costs: times of actions and messages; UNIT_TIMES when None.
     patterns: the most sets of permutes that the step may be compiled with.
@@ -97,12 +98,17 @@ def arrange(
         if all(count <= limits.get(name, 0) for name, count in allocation.counts.items()):
             chosen = found, allocation
 
+    ideal = None  # of the plan's own rows; the other variants only make somebody wait
     for rows in _row_variants(plan, pieces):
         moves, work = flow(rows, pieces), _work(plan, rows, costs)
-        tables = timetables(plan, rows, moves, work, message_times)
-        clocks += [_Clock(rows, timetable, work, message_times) for timetable in tables]
-    for clock in clocks:
-        consider(clock.full(plan.devices))
+        for timetable in timetables(plan, rows, moves, work, message_times):
+            if ideal is None:
+                spans = dependency_spans(rows, timetable, moves, work, message_times)
+                ideal = max((end for row in spans for _, end in row), default=0.0)
+            clocks.append(_Clock(rows, timetable, work, message_times))
+            consider(clocks[-1].full(plan.devices))
+            if chosen[0].makespan <= ideal * (1 + TOLERANCE):
+                return chosen
     if patterns > 1:
         few = [clock.arrangement(commonest(clock.sent, patterns)) for clock in clocks]
         for found in few:
@@ -131,8 +137,16 @@ class _Clock:
         self.channels = tuple(sorted({m.channel for m in timetable.messages}))
         self.times = [times[c.register_class] for c in self.channels]
         self.durations = durations_by_tick(timetable, work)
-        self.sent = sent_by_tick(timetable, self.channels)
-        self.exact = list(dict.fromkeys(self.sent))
+
+    @cached_property
+    def sent(self) -> list[Senders]:
+        """What is sent in each tick."""
+        return sent_by_tick(self.timetable, self.channels)
+
+    @cached_property
+    def exact(self) -> list[Senders]:
+        """Patterns without which nobody waits for nothing."""
+        return list(dict.fromkeys(self.sent))
 
     def makespan(self, patterns: Sequence[Senders]) -> float:
         return makespan(self._done(patterns))
@@ -143,12 +157,15 @@ class _Clock:
     def merged(self, count: int) -> Arrangement:
         return self.arrangement(merged(self.sent, count, self.makespan))
 
-    def _done(self, patterns: Sequence[Senders]):
+    def _assigned(self, patterns: Sequence[Senders]) -> list[int]:
+        return assign(self.sent, patterns) if len(patterns) > 1 else [0] * self.timetable.length
+
+    def _done(self, patterns: Sequence[Senders]) -> np.ndarray:
         tied = [ties(p, self.channels, self.times) for p in patterns]
-        return finish_times(self.durations, tied, assign(self.sent, patterns))
+        return finish_times(self.durations, tied, self._assigned(patterns))
 
     def arrangement(self, patterns: Sequence[Senders]) -> Arrangement:
-        pattern, done = tuple(assign(self.sent, patterns)), self._done(patterns)
+        pattern, done = tuple(self._assigned(patterns)), self._done(patterns)
         return Arrangement(
             self.rows, self.work, self.timetable, self.channels, tuple(patterns), pattern, done
         )

@@ -59,12 +59,12 @@ def dependency_spans(
     """
     order = sorted((tick, d, i) for d, ticks in enumerate(timetable.ticks) for i, tick in enumerate(ticks))
     spans: Spans = [[] for _ in rows]
-    known: list[dict] = [{} for _ in rows]  # when each token arrives from another device
+    arrival = [0.0] * len(moves.routes)
     for _, d, i in order:
-        start = max((known[d].get(t, 0.0) for t in moves.needs[d][i]), default=0.0)
+        start = max((arrival[m] for m in moves.needs[d][i]), default=0.0)
         start = max(start, spans[d][-1][1] if i else 0.0)
         end = start + sum(time for _, time in work[d][i])
         spans[d].append((start, end))
-        for channel, token in moves.sends[d][i]:
-            known[d + channel.offset][token] = end + message_times[channel.register_class]
+        for m in moves.sends[d][i]:
+            arrival[m] = end + message_times[moves.routes[m][1].register_class]
     return spans

@@ -49,34 +49,52 @@ class Earliest(NamedTuple):
 
 
 class Flow(NamedTuple):
-    """What each action of each device needs from outside itself, and what it sends where, in order."""
+    """The messages between devices, by number.
 
-    needs: list[list[list[Token]]]
-    sends: list[list[list[tuple[Channel, Token]]]]
+    routes: (source, channel, token) of each; those of one source in the order in which it makes them.
+    needs, sends: for each device and action, the messages that it must have and has not had before, and those
+      that it makes.
+    stuck: for each device, index of an action -> a token that it reads before it is made; it never runs.
+    """
+
+    routes: list[tuple[int, Channel, Token]]
+    needs: list[list[list[int]]]
+    sends: list[list[list[int]]]
+    stuck: list[dict[int, Token]]
 
 
 def flow(rows: Rows, pieces: Sequence[PieceSpec]) -> Flow:
-    """The tokens that go from action to action."""
-    needs, readers = [], defaultdict(list)
+    """What goes from which action to which."""
+    maker = {t: (d, i) for d, row in enumerate(rows) for i, a in enumerate(row) for x in a for t in x.outputs}
+    wanted, readers, stuck = [], defaultdict(list), [{} for _ in rows]
     for device, row in enumerate(rows):
-        needs.append([])
-        for action in row:
-            made, wanted = set(), set()
+        wanted.append([])
+        had: set[Token] = set()
+        for i, action in enumerate(row):
+            made, new = set(), set()
             for x in action:
-                wanted.update(t for t in x.inputs if t not in made)
+                new.update(t for t in x.inputs if t not in made and t not in had)
                 made.update(x.outputs)
-            needs[-1].append(sorted(wanted))
-            for token in needs[-1][-1]:
-                if device not in readers[token]:
+            for token in sorted(new):
+                source, at = maker.get(token, (device, i))
+                if source != device:
                     readers[token].append(device)
-    sends = []
+                elif at >= i:
+                    stuck[device].setdefault(i, token)
+            had |= new | made
+            wanted[-1].append(sorted(t for t in new if t in readers and device in readers[t]))
+    routes, sends, number = [], [], {}
     for device, row in enumerate(rows):
         sends.append([])
         for action in row:
-            made = [t for x in action for t in x.outputs]
-            to = [(t, other) for t in made for other in readers.get(t, ()) if other != device]
-            sends[-1].append([(Channel(token_class(pieces, t), other - device), t) for t, other in to])
-    return Flow(needs, sends)
+            sends[-1].append([])
+            for token in (t for x in action for t in x.outputs):
+                for reader in readers.get(token, ()):
+                    number[token, reader] = len(routes)
+                    sends[-1][-1].append(len(routes))
+                    routes.append((device, Channel(token_class(pieces, token), reader - device), token))
+    needs = [[[number[t, d] for t in tokens] for tokens in row] for d, row in enumerate(wanted)]
+    return Flow(routes, needs, sends, stuck)
 
 
 def place(plan: Plan, rows: Rows, pieces: Sequence[PieceSpec]) -> Timetable:
@@ -84,12 +102,7 @@ def place(plan: Plan, rows: Rows, pieces: Sequence[PieceSpec]) -> Timetable:
     return place_flow(plan, rows, flow(rows, pieces))
 
 
-def place_flow(
-    plan: Plan,
-    rows: Rows,
-    moves: Flow,
-    earliest: Earliest | None = None,
-) -> Timetable:
+def place_flow(plan: Plan, rows: Rows, moves: Flow, earliest: Earliest | None = None) -> Timetable:
     """Places every action on the earliest tick that its inputs allow, in the plan's order, one a tick.
 
     moves: `flow` of the rows.
@@ -98,45 +111,51 @@ def place_flow(
     Raises:
       ValueError: the schedule deadlocks; says who waits for what.
     """
-    usable = [{} for _ in rows]  # token -> first tick at which the device may read it
-    waiting: set[tuple[int, Token]] = set()
+    sent: list[int | None] = [None] * len(moves.routes)
+    waiting: dict[int, int] = {}  # message -> the device that can do nothing before it
     last_sent: dict[tuple[int, Channel], int] = defaultdict(int)
-    ticks, messages = [[] for _ in rows], []
+    ticks: list[list[int]] = [[] for _ in rows]
     ready = deque(range(len(rows)))
     while ready:
         device = ready.popleft()
-        known = usable[device]
-        while (at := len(ticks[device])) < len(rows[device]):
-            needs = moves.needs[device][at]
-            missing = next((t for t in needs if t not in known), None)
+        own, needs, sends, stuck = (
+            ticks[device],
+            moves.needs[device],
+            moves.sends[device],
+            moves.stuck[device],
+        )
+        while (at := len(own)) < len(needs) and at not in stuck:
+            tick = own[-1] + 1 if at else 0
+            if earliest:
+                tick = max(tick, earliest.action[device][at])
+            missing = None
+            for message in needs[at]:
+                when = sent[message]
+                if when is None:
+                    missing = message
+                    break
+                tick = max(tick, when + 1)
             if missing is not None:
-                waiting.add((device, missing))
+                waiting[missing] = device
                 break
-            tick = max((known[t] for t in needs), default=0)
-            tick = max(
-                tick, ticks[device][-1] + 1 if at else 0, earliest.action[device][at] if earliest else 0
-            )
-            ticks[device].append(tick)
-            known.update((t, tick + 1) for x in rows[device][at] for t in x.outputs)
-            first = max(tick + 1, earliest.message[device][at] if earliest else 0)
-            for channel, token in moves.sends[device][at]:
-                sent = last_sent[device, channel] = max(last_sent[device, channel] + 1, first)
-                messages.append(Message(sent, device, channel, token))
-                target = device + channel.offset
-                usable[target][token] = sent + 1
-                if (target, token) in waiting:
-                    waiting.remove((target, token))
-                    ready.append(target)
-    if waiting:
-        raise ValueError("the schedule deadlocks: " + "; ".join(_waits(plan, rows, moves, usable, ticks)))
-    return _without_empty_ticks(ticks, sorted(messages, key=lambda m: m.tick))
+            own.append(tick)
+            first = max(tick + 1, earliest.message[device][at]) if earliest else tick + 1
+            for message in sends[at]:
+                queue = moves.routes[message][:2]
+                sent[message] = last_sent[queue] = max(last_sent[queue] + 1, first)
+                if message in waiting:
+                    ready.append(waiting.pop(message))
+    if any(len(own) < len(row) for own, row in zip(ticks, rows)):
+        raise ValueError("the schedule deadlocks: " + "; ".join(_waits(plan, rows, moves, sent, ticks)))
+    return _without_empty_ticks(ticks, sent, moves)
 
 
-def _without_empty_ticks(ticks: list[list[int]], messages: list[Message]) -> Timetable:
-    used = sorted({t for row in ticks for t in row} | {m.tick for m in messages})
+def _without_empty_ticks(ticks: list[list[int]], sent: list[int], moves: Flow) -> Timetable:
+    used = sorted(set(sent).union(*ticks))
     number = {tick: i for i, tick in enumerate(used)}
-    renamed = [m._replace(tick=number[m.tick]) for m in messages]
-    return Timetable([[number[t] for t in row] for row in ticks], renamed, len(used))
+    messages = [Message(number[tick], *route) for tick, route in zip(sent, moves.routes)]
+    messages.sort(key=lambda m: m.tick)
+    return Timetable([[number[t] for t in row] for row in ticks], messages, len(used))
 
 
 def action_of(plan: Plan, instructions: Sequence[Instruction]) -> Action:
@@ -145,12 +164,12 @@ def action_of(plan: Plan, instructions: Sequence[Instruction]) -> Action:
     return Action(bisect_right(plan.stage_bounds, form.piece) - 1, form.phase, microbatch)
 
 
-def _waits(plan: Plan, rows, moves: Flow, usable, ticks):
+def _waits(plan: Plan, rows: Rows, moves: Flow, sent, ticks):
     for device, row in enumerate(rows):
         if (at := len(ticks[device])) < len(row):
-            what, piece, value, microbatch = next(
-                t for t in moves.needs[device][at] if t not in usable[device]
-            )
+            missing = [moves.routes[m][2] for m in moves.needs[device][at] if sent[m] is None]
+            missing += [moves.stuck[device][at]] if at in moves.stuck[device] else []
+            what, piece, value, microbatch = min(missing)
             yield (
                 f"device {device} waits in {action_of(plan, row[at])} for the {what} {value}".rstrip()
                 + f" of piece {plan.pieces[piece]!r}, micro-batch {microbatch}"
