@@ -17,6 +17,7 @@ from rich.console import Console
 from jaxpipe.models.piece import param_shapes
 from jaxpipe.planning.build import rivals
 from jaxpipe.planning.simulator import lower_bound, simulate
+from jaxpipe.program.arrange import arrange
 from jaxpipe.reports.tables import piece_rows, pieces_table, plan_row, plans_table
 from jaxpipe.reports.units import format_duration
 from jaxpipe.runtime.mesh import describe
@@ -176,7 +177,9 @@ def _show(job: Job, workdir: Path, console: Console) -> None:
     bound = lower_bound(costs, devices, microbatches)
     plans = {plan.name: plan for plan in rivals(costs, devices, microbatches, policies)}
     simulations = {name: simulate(plan, costs) for name, plan in plans.items()}
-    rows = [plan_row(name, simulation, bound) for name, simulation in simulations.items()]
+    patterns = len(job.program.signature.patterns)
+    ticks = {name: arrange(plan, job.pieces, costs, patterns)[0].makespan for name, plan in plans.items()}
+    rows = [plan_row(name, simulations[name], ticks[name], bound) for name in plans]
     console.out(
         f"\nPlans for {devices} devices and {microbatches} micro-batches; "
         f"no plan can take less than {format_duration(bound, costs.unit)} (lower bound)",

@@ -22,31 +22,31 @@ def cells(lines, name):
 
 def test_plans_table():
     rows = [
-        PlanRow("1f1b-even", 0.25, 0.305, 3 << 30, 0.125),
-        PlanRow("1f1b-balanced", 0.2, 0.125, 1 << 30, 0.125),
+        PlanRow("1f1b-even", 0.25, 0.275, 0.305, 3 << 30, 0.125),
+        PlanRow("1f1b-balanced", 0.2, 0.2, 0.125, 1 << 30, 0.125),
     ]
     lines = printed(plans_table(rows, "s", chosen="1f1b-balanced"))
-    assert cells(lines, "1f1b-even") == "1f1b-even 250 ms 30.5% 3.00 GiB 2.000"
-    assert cells(lines, "1f1b-balanced") == "1f1b-balanced 200 ms 12.5% 1.00 GiB 1.600"
+    assert cells(lines, "1f1b-even") == "1f1b-even 250 ms 275 ms 30.5% 3.00 GiB 2.000"
+    assert cells(lines, "1f1b-balanced") == "1f1b-balanced 200 ms 200 ms 12.5% 1.00 GiB 1.600"
     assert [line.split()[1] for line in lines if line.lstrip().startswith(">")] == ["1f1b-balanced"]
 
 
 def test_memory_over_the_limit_is_red():
     table = plans_table(
-        [PlanRow("a", 1, 0, 2000, 1), PlanRow("b", 1, 0, 1000, 1)], "s", memory_limit_bytes=1500
+        [PlanRow("a", 1, 1, 0, 2000, 1), PlanRow("b", 1, 1, 0, 1000, 1)], "s", memory_limit_bytes=1500
     )
-    assert [text.style for text in table.columns[3]._cells] == ["red", ""]
+    assert [text.style for text in table.columns[4]._cells] == ["red", ""]
 
 
 def test_plan_rows_from_simulations_fit_80_columns():
     costs = CostTable("ms", tuple(PieceCost(f"p{i}", "k", 1, 2, 3, stash_bytes=7 << 20) for i in range(6)))
     bound = lower_bound(costs, 3, 4)
-    rows = [plan_row(plan.name, simulate(plan, costs), bound) for plan in rivals(costs, 3, 4)]
+    rows = [plan_row(plan.name, simulate(plan, costs), 99.5, bound) for plan in rivals(costs, 3, 4)]
     lines = printed(plans_table(rows, "ms"))
     assert max(map(len, lines)) <= 80
     # (m + p - 1) stages of 12 ms each, against m times 12 ms; 4 or 3 micro-batches of 14 MiB.
-    assert cells(lines, "gpipe-even") == "gpipe-even 72.0 ms 33.3% 56.0 MiB 1.500"
-    assert cells(lines, "1f1b-balanced") == "1f1b-balanced 72.0 ms 33.3% 42.0 MiB 1.500"
+    assert cells(lines, "gpipe-even") == "gpipe-even 72.0 ms 99.5 ms 33.3% 56.0 MiB 1.500"
+    assert cells(lines, "1f1b-balanced") == "1f1b-balanced 72.0 ms 99.5 ms 33.3% 42.0 MiB 1.500"
 
 
 def test_pieces_table():
