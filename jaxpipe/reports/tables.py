@@ -54,10 +54,11 @@ def plans_table(
 
     unit: time unit of the rows. chosen: name of the plan to mark.
     """
-    table = _table("plan", "makespan", "on ticks", "bubble", "peak memory", "over bound")
+    table = _table("plan", "makespan", "on ticks", "bubble", "memory", "over bound")
     table.caption = (
         "on ticks: makespan where devices meet at the permutes of every tick\n"
-        "bubble: idle share of devices × makespan; over bound: makespan / lower bound"
+        "bubble: idle share of devices × makespan; memory: peak of the fullest device\n"
+        "over bound: makespan / lower bound"
     )
     for row in rows:
         mark = row.name == chosen

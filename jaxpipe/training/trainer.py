@@ -175,7 +175,7 @@ def _show(job: Job, workdir: Path, console: Console) -> None:
     console.print(pieces_table(piece_rows(costs, counts), costs.unit))
     policies = recompute_policies(config.plan.recompute, [p.kind for p in job.model.pieces])
     bound = lower_bound(costs, devices, microbatches)
-    plans = {plan.name: plan for plan in rivals(costs, devices, microbatches, policies)}
+    plans = {plan.name: plan for plan in (*rivals(costs, devices, microbatches, policies), job.plan)}
     simulations = {name: simulate(plan, costs) for name, plan in plans.items()}
     patterns = len(job.program.signature.patterns)
     ticks = {name: arrange(plan, job.pieces, costs, patterns)[0].makespan for name, plan in plans.items()}

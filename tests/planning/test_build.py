@@ -25,9 +25,9 @@ def test_recompute_by_kind_or_for_all():
     assert make_plan(COSTS, 2, 4, recompute={"heavy": "full"}).recompute == ("none",) * 4 + ("full",) * 2
 
 
-def test_rivals_are_all_schedules_and_partitions():
+def test_rivals_are_several_schedules_and_all_partitions():
     plans = rivals(COSTS, 3, 5, {"light": "full"})
-    schedules = ("gpipe", "gpipe_split", "1f1b", "1f1b_split", "zb_h1")
+    schedules = ("gpipe", "1f1b", "1f1b_split", "zb_h1")
     assert [plan.name for plan in plans] == [f"{s}-{p}" for s in schedules for p in ("balanced", "even")]
     for plan in plans:
         check(plan)
