@@ -15,6 +15,9 @@ from jaxpipe.program.ticks import Earliest, Flow, Timetable, place_flow
 Spans = list[list[tuple[float, float]]]
 """(start, end) of what each device does in each tick in which it computes."""
 
+BEATS = (0.4, 0.6, 0.8, 0.85, 0.9, 0.95, 1.0, 1.05)
+"""Beats that are tried, over the mean time of a tick where ticks are the earliest."""
+
 
 def timetables(
     plan: Plan, rows: Rows, moves: Flow, work: Sequence[Work], message_times: Mapping[str, float]
@@ -23,7 +26,7 @@ def timetables(
 
     An action stands on the beat in which it starts, has its middle, or ends. Where it starts may be long
     before its end, so there its messages wait for the beat in which it ends. Which clock is best depends on
-    the lengths; each of these was best for some plan of 1F1B or ZB-H1 on equal or uneven stages.
+    the lengths; each of BEATS was best for some plan.
 
     message_times: of a message, by register class. Raises as `place_flow`.
     """
@@ -31,17 +34,13 @@ def timetables(
     yield soonest
     spans = dependency_spans(rows, soonest, moves, work, message_times)
     lengths = [end - start for row in spans for start, end in row if end > start]
-    if not lengths:
+    if not lengths or math.isclose(min(lengths), max(lengths)):
         return
-    least, mean, most = min(lengths), sum(lengths) / len(lengths), max(lengths)
-    if math.isclose(least, most):
-        return
-    slack, free = 1e-9 * most, [[0] * len(row) for row in rows]
-    for beat in sorted({least, (least + mean) / 2, 0.75 * mean, mean, most / 3}):
-        if beat < mean / 8:
-            continue  # many ticks, most of them empty
+    pace = max(end for row in spans for _, end in row) / soonest.length
+    slack, free = 1e-9 * max(lengths), [[0] * len(row) for row in rows]
+    for share in BEATS:
 
-        def ticks(time: Callable[[float, float], float], beat=beat) -> list[list[int]]:
+        def ticks(time: Callable[[float, float], float], beat=share * pace) -> list[list[int]]:
             return [[math.floor((time(*span) + slack) / beat) for span in row] for row in spans]
 
         starts, ends = ticks(lambda start, _: start), ticks(lambda _, end: end)

@@ -111,7 +111,7 @@ def test_every_tick_pays_for_the_permutes_of_its_pattern():
 
 def test_i_and_w_are_fused_where_that_is_faster():
     """On stage 0 of ZB-H1 they are neighbours; with a tick for W, device 1 waits there for the long I."""
-    plan, specs, costs = equal_stages(2, 6, "zb_h1", (1, 1.8, 0.05))
+    plan, specs, costs = equal_stages(2, 6, "zb_h1", (1, 1.67, 0.22))
     arranged, _ = arrange(plan, specs, costs)
     assert arranged.makespan == pytest.approx(simulate(plan, costs).makespan)
     assert phases(arranged) == {"F", "I", "W", "B"}
