@@ -1,6 +1,7 @@
 """Tables of a step that was compiled for absent devices."""
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from rich import box
@@ -27,22 +28,18 @@ class OpRow(NamedTuple):
 
 def ops_table(rows: Sequence[OpRow]) -> Table:
     """One line for all ops of a name; where they were compiled differently, the fewest and the most."""
-    table = _table("op", "slots", "kernels", "matmuls", "workspace", "calls")
+    table = _table("op", "slots", "kernels", "matmuls", "workspace")
     table.caption = "kernels: launches, what stands in a loop counted once; workspace: compiled alone"
     groups: dict[str, list[OpRow]] = {}
     for row in rows:
         groups.setdefault(row.name, []).append(row)
     for name, group in groups.items():
-        calls = {
-            target: [r.custom_calls.get(target, 0) for r in group] for r in group for target in r.custom_calls
-        }
         table.add_row(
             name,
             str(len(group)),
             _range(r.kernels for r in group),
             _range(r.matmuls for r in group),
             format_bytes(group[0].workspace_bytes),
-            ", ".join(f"{_range(counts)} {target}" for target, counts in calls.items()),
         )
     return table
 
@@ -58,13 +55,21 @@ def memory_table(predicted_bytes: Mapping[str, int], peak_bytes: int) -> Table:
     return table
 
 
-def _range(counts) -> str:
-    counts = sorted(set(counts))
+def library_calls(rows: Sequence[OpRow]) -> dict[str, int]:
+    """Target -> kernels of all ops that are a library's."""
+    found = Counter()
+    for row in rows:
+        found.update(row.custom_calls)
+    return dict(found)
+
+
+def _range(numbers: Iterable[int]) -> str:
+    counts = sorted(set(numbers))
     return f"{counts[0]} to {counts[-1]}" if len(counts) > 1 else str(counts[0])
 
 
 def _table(*columns: str) -> Table:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, caption_justify="left")
     for number, column in enumerate(columns):
-        table.add_column(column, justify="right" if number else "left", no_wrap=column != "calls")
+        table.add_column(column, justify="right" if number else "left", no_wrap=True)
     return table

@@ -11,7 +11,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxpipe.models.piece import example_batch
 from jaxpipe.program.program import Op
-from jaxpipe.reports.aot import OpRow
+from jaxpipe.reports.aot import OpRow, library_calls
 from jaxpipe.runtime.aot import OPTIONS
 from jaxpipe.runtime.compiler import compiler_options
 from jaxpipe.runtime.memory import check_fits, distinct_ops, op_workspace, predicted_bytes
@@ -58,8 +58,10 @@ def compile_ahead(job: Job, chip: str, report: Callable[[str], None]) -> Compile
     specs = {(s.kind, s.policy): s for s in job.pieces}
     workspaces = {}
     for op in distinct_ops(signature):
-        report(f"compiling {op_name(op)} alone ...")
-        workspaces[op_name(op)] = op_workspace(job.mesh, job.codes, specs[op.kind, op.policy], op, options)
+        name = op_name(op)
+        report(f"compiling {name} alone ...")
+        needed = op_workspace(job.mesh, job.codes, specs[op.kind, op.policy], op, options)
+        workspaces[name] = max(needed, workspaces.get(name, 0))
     parts["workspace"] = max(workspaces.values())
     check_fits(parts, chip)
     report(f"compiling the training step: {len(signature.ops)} ops ...")
@@ -112,6 +114,7 @@ def summary(result: Compiled) -> list[str]:
     return [
         f"lowered in {result.lower_seconds:.1f} s, compiled in {result.compile_seconds:.1f} s "
         f"({result.cpu_seconds:.1f} s of CPU time)",
+        f"kernels of libraries: {_counted(library_calls(result.ops))}",
         f"permutes beside the dispatch: {loop.asynchronous} of {loop.asynchronous + loop.synchronous}",
         f"copies of register files, weights or gradients in the tick loop: {_counted(loop.copies)}",
         f"slices of whole weights or gradients there: {_counted(loop.slices)} read, "

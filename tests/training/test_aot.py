@@ -89,6 +89,7 @@ def test_report_as_json():
 def test_summary():
     assert summary(RESULT) == [
         "lowered in 1.5 s, compiled in 20.2 s (30.5 s of CPU time)",
+        "kernels of libraries: 1 (1 of gemm)",
         "permutes beside the dispatch: 3 of 4",
         "copies of register files, weights or gradients in the tick loop: 2 (2 of bf16[2,3])",
         "slices of whole weights or gradients there: 0 read, 1 (1 of f32[2,3]) written",
