@@ -4,7 +4,7 @@ Several ways are tried, and the one that takes least time by the recurrence is k
 """
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from itertools import groupby
@@ -67,9 +67,12 @@ class Arrangement(NamedTuple):
         return tick_events(self.timetable, self.work, self.done)
 
 
+Arranged = tuple[Arrangement, Allocation]
+
+
 def arrange(
     plan: Plan, pieces: Sequence[PieceSpec], costs: CostTable | None = None, patterns: int = 1
-) -> tuple[Arrangement, Allocation]:
+) -> Arranged:
     """The arrangement that takes least time among those tried, and its registers.
 
     Tried are: the plan's actions one a tick; neighbouring I and W of one micro-batch fused; W in one tick
@@ -84,8 +87,15 @@ def arrange(
     Raises:
       ValueError: the schedule deadlocks, the cost table is about other pieces, or `patterns` is below 1.
     """
-    if patterns < 1:
-        raise ValueError(f"patterns is {patterns}; expected at least 1")
+    return arrangements(plan, pieces, costs, (patterns,))[patterns]
+
+
+def arrangements(
+    plan: Plan, pieces: Sequence[PieceSpec], costs: CostTable | None, counts: Sequence[int]
+) -> dict[int, Arranged]:
+    """What `arrange` finds, for several numbers of patterns at once; more are never slower than fewer."""
+    if min(counts) < 1:
+        raise ValueError(f"patterns is {min(counts)}; expected at least 1")
     message_times = _message_times(pieces, costs)
     chosen, limits, clocks = None, {}, []
 
@@ -108,18 +118,31 @@ def arrange(
             clocks.append(_Clock(rows, timetable, work, message_times))
             consider(clocks[-1].full(plan.devices))
             if chosen[0].makespan <= ideal * (1 + TOLERANCE):
-                return chosen
-    if patterns > 1:
-        few = [clock.arrangement(commonest(clock.sent, patterns)) for clock in clocks]
-        for found in few:
-            consider(found)
-        # Merging is slow. What no wait at all would not make the best is left out.
-        bounds = [clock.makespan(clock.exact) for clock in clocks]
-        spans = [found.makespan for found in few]
-        for number in dict.fromkeys((spans.index(min(spans)), bounds.index(min(bounds)))):
-            if bounds[number] < chosen[0].makespan * (1 - TOLERANCE):
-                consider(clocks[number].merged(patterns))
-    return chosen
+                return dict.fromkeys(counts, chosen)
+    result = {}
+    for count in sorted(counts):
+        if count > 1:
+            _with_patterns(clocks, count, lambda: chosen[0].makespan, consider)
+        result[count] = chosen
+    return result
+
+
+def _with_patterns(
+    clocks: Sequence["_Clock"],
+    count: int,
+    best: Callable[[], float],
+    consider: Callable[[Arrangement], None],
+) -> None:
+    """Considers the timetables with `count` patterns. best(): least time so far."""
+    few = [clock.arrangement(commonest(clock.sent, count)) for clock in clocks]
+    for found in few:
+        consider(found)
+    # Merging is slow. What no wait at all would not make the best is left out.
+    bounds = [clock.bound for clock in clocks]
+    spans = [found.makespan for found in few]
+    for number in dict.fromkeys((spans.index(min(spans)), bounds.index(min(bounds)))):
+        if bounds[number] < best() * (1 - TOLERANCE):
+            consider(clocks[number].merged(count))
 
 
 def _better(found: Arrangement, best: Arrangement) -> bool:
@@ -147,6 +170,11 @@ class _Clock:
     def exact(self) -> list[Senders]:
         """Patterns without which nobody waits for nothing."""
         return list(dict.fromkeys(self.sent))
+
+    @cached_property
+    def bound(self) -> float:
+        """Time with the exact patterns."""
+        return self.makespan(self.exact)
 
     def makespan(self, patterns: Sequence[Senders]) -> float:
         return makespan(self._done(patterns))

@@ -7,14 +7,14 @@ from collections.abc import Sequence
 
 from jaxpipe.costs.table import CostTable
 from jaxpipe.planning.plan import Plan
-from jaxpipe.program.arrange import arrange
-from jaxpipe.program.program import Program, lower
+from jaxpipe.program.arrange import Arranged, arrangements
+from jaxpipe.program.program import Program, check_fits, emit
 from jaxpipe.program.spec import PieceSpec
 
 OPS = 256
 """Ops that a step may be compiled with, once for each pattern: about two minutes' worth, on 2 cores."""
 
-PATTERNS = (1, 2, 4, 8)
+PATTERNS = (1, 2, 3, 4, 8)
 """Numbers of patterns that are tried."""
 
 GAIN = 0.02
@@ -32,19 +32,22 @@ def lower_by_numbers(
 
     Raises as `lower`.
     """
-    stacked = slots == "stacked"
-    if slots == "auto" or not patterns:
-        ops = len(lower(plan, pieces, stacked, costs).signature.ops)
-        if slots == "auto" and ops > OPS:
-            stacked, ops = True, len(lower(plan, pieces, True, costs).signature.ops)
-        affordable = [count for count in PATTERNS if count * ops <= OPS] or [1]
-        patterns = patterns or _fewest(plan, pieces, costs, affordable)
-    return lower(plan, pieces, stacked, costs, patterns)
+    check_fits(plan, pieces)
+    counts = (patterns,) if patterns else PATTERNS
+    found = arrangements(plan, pieces, costs, counts)
+    few = found[min(counts)]
+    stacked = slots == "stacked" or (slots == "auto" and _ops(plan, pieces, False, few) > OPS)
+    if not patterns:
+        ops = _ops(plan, pieces, stacked, few)
+        patterns = _fewest({count: found[count] for count in counts if count == 1 or count * ops <= OPS})
+    return emit(plan, pieces, stacked, *found[patterns])
 
 
-def _fewest(plan: Plan, pieces: Sequence[PieceSpec], costs: CostTable, counts: Sequence[int]) -> int:
-    """The least of `counts` whose arrangement takes at most GAIN longer than the best."""
-    if len(counts) == 1:
-        return counts[0]
-    times = {count: arrange(plan, pieces, costs, count)[0].makespan for count in counts}
-    return min(count for count in counts if times[count] <= (1 + GAIN) * min(times.values()))
+def _ops(plan: Plan, pieces: Sequence[PieceSpec], stacked: bool, arranged: Arranged) -> int:
+    return len(emit(plan, pieces, stacked, *arranged).signature.ops)
+
+
+def _fewest(found: dict[int, Arranged]) -> int:
+    """The least number of patterns whose arrangement takes at most GAIN longer than the best."""
+    times = {count: arrangement.makespan for count, (arrangement, _) in found.items()}
+    return min(count for count, time in times.items() if time <= (1 + GAIN) * min(times.values()))

@@ -9,9 +9,10 @@ import numpy as np
 
 from jaxpipe.costs.table import CostTable
 from jaxpipe.planning.plan import Plan
-from jaxpipe.program.arrange import arrange
+from jaxpipe.program.arrange import Arrangement, arrange
 from jaxpipe.program.instructions import Form
 from jaxpipe.program.patterns import Pattern, to_pattern
+from jaxpipe.program.registers import Allocation
 from jaxpipe.program.spec import PieceSpec
 from jaxpipe.program.ticks import Channel
 
@@ -112,8 +113,14 @@ def lower(
       ValueError: the schedule deadlocks; the plan is for other pieces or recompute policies; it runs a piece
         away from its parameters; or `costs` are of other pieces.
     """
-    _check_fits(plan, pieces)
-    arranged, allocation = arrange(plan, pieces, costs, patterns)
+    check_fits(plan, pieces)
+    return emit(plan, pieces, stacked, *arrange(plan, pieces, costs, patterns))
+
+
+def emit(
+    plan: Plan, pieces: Sequence[PieceSpec], stacked: bool, arranged: Arrangement, allocation: Allocation
+) -> Program:
+    """The tables of a plan that `arrange` has put on ticks."""
     rows, timetable, channels = arranged.rows, arranged.timetable, arranged.channels
     slots = slots_by_kind(plan, pieces)
     slot_of = {i: j for devices in slots.values() for held in devices for j, i in enumerate(held)}
@@ -172,7 +179,7 @@ def lower(
     return fit(program, replace(signature, ticks=bucket(length), instructions=bucket(longest)))
 
 
-def _check_fits(plan: Plan, pieces: Sequence[PieceSpec]) -> None:
+def check_fits(plan: Plan, pieces: Sequence[PieceSpec]) -> None:
     """Raises ValueError where the plan and the pieces it is lowered with disagree."""
     if len(plan.pieces) != len(pieces):
         raise ValueError(f"the plan has {len(plan.pieces)} pieces, the model {len(pieces)}")
