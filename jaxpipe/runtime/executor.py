@@ -148,6 +148,8 @@ def _run(codes, spec: PieceSpec, op: Op, numbers, params, batch, scales, state: 
     results = {t: varying(jnp.asarray(v), AXES) for t, v in results.items()}
     for name, value in kept.items():
         results["ct_read", name] += value
+    # All reads come before all writes, or XLA would copy the files that are written.
+    results = lax.optimization_barrier(results)
     files = dict(state.registers)
     for number, operand in zip(registers[len(inputs) :], outputs):
         what, _ = operand
@@ -165,7 +167,8 @@ def _run(codes, spec: PieceSpec, op: Op, numbers, params, batch, scales, state: 
             grads[stored] = list(grads[stored])
             grads[stored][i] = _added(grads[stored][i], op.slot, numbers["slot"], results[tag, i])
     losses = {n: v + results["loss", n] if ("loss", n) in results else v for n, v in state.losses.items()}
-    return State(files, grads, losses)
+    # Likewise for what only passes through: without this barrier some models had every file copied.
+    return lax.optimization_barrier(State(files, grads, losses))
 
 
 def make_step(

@@ -4,7 +4,12 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import NamedTuple
 
+import jax.numpy as jnp
+
+from jaxpipe.models.code import Codes
+from jaxpipe.program.program import Signature
 from jaxpipe.runtime.hlo import Instruction, Module, Place, element_count, parse, tuple_types
+from jaxpipe.runtime.specs import register_types
 
 _NO_KERNEL = frozenset(
     "parameter constant tuple get-tuple-element bitcast while conditional call after-all partition-id "
@@ -151,3 +156,29 @@ def _op_code(module: Module, branch: str) -> OpCode:
 
 def _target(call: Instruction) -> str:
     return call.attributes.partition('custom_call_target="')[2].partition('"')[0]
+
+
+def watched_types(codes: Codes, signature: Signature) -> dict[str, int | None]:
+    """The arrays in the tick loop that must not be copied, as `read_tick_loop` takes them.
+
+    Register files, weights as the ops read them and gradients, where they hold a matrix or more.
+    """
+    types, travels = register_types(codes), {c.register_class for c in signature.channels}
+    watched = {}
+    for name, count in signature.registers:
+        for t in types[name]:
+            watched[_hlo_type((count + (name in travels), *t.shape), t.dtype)] = None
+    stacked, slots = {op.kind for op in signature.ops if op.slot is None}, dict(signature.slots)
+    for (kind, _), code in codes.items():
+        for t in code.group("param").values():
+            if len(t.shape) < 2:
+                continue
+            shape = (slots[kind], *t.shape) if kind in stacked else t.shape
+            for dtype in (t.dtype, jnp.float32):
+                watched[_hlo_type(shape, dtype)] = t.size
+    return watched
+
+
+def _hlo_type(shape, dtype) -> str:
+    names = {"float32": "f32", "bfloat16": "bf16", "int32": "s32", "bool": "pred"}
+    return f"{names[jnp.dtype(dtype).name]}[{','.join(map(str, shape))}]"

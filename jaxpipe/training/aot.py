@@ -15,8 +15,7 @@ from jaxpipe.reports.aot import OpRow, library_calls
 from jaxpipe.runtime.aot import OPTIONS
 from jaxpipe.runtime.compiler import compiler_options
 from jaxpipe.runtime.memory import check_fits, distinct_ops, op_workspace, predicted_bytes
-from jaxpipe.runtime.specs import register_types
-from jaxpipe.runtime.tick_loop import TickLoop, read_tick_loop
+from jaxpipe.runtime.tick_loop import TickLoop, read_tick_loop, watched_types
 from jaxpipe.training.prepare import Job
 from jaxpipe.training.state import abstract_state, training_step
 
@@ -74,7 +73,7 @@ def compile_ahead(job: Job, chip: str, report: Callable[[str], None]) -> Compile
     used = compiled.memory_analysis()
     peak = used.argument_size_in_bytes + used.temp_size_in_bytes
     peak += used.output_size_in_bytes - used.alias_size_in_bytes
-    loop = read_tick_loop(compiled.as_text(), len(signature.ops), watched_types(job))
+    loop = read_tick_loop(compiled.as_text(), len(signature.ops), watched_types(job.codes, signature))
     names = [op_name(op) for op in signature.ops]
     rows = tuple(OpRow(name, *code, workspaces[name]) for name, code in zip(names, loop.ops))
     return Compiled(*seconds, parts, peak, loop, rows)
@@ -137,30 +136,3 @@ def abstract_batch(job: Job) -> dict[str, jax.ShapeDtypeStruct]:
     return {
         n: jax.ShapeDtypeStruct((parts, *t.shape), t.dtype, sharding=sharding) for n, t in example.items()
     }
-
-
-def watched_types(job: Job) -> dict[str, int | None]:
-    """The arrays in the tick loop that must not be copied, as `read_tick_loop` takes them.
-
-    Register files, weights as the ops read them and gradients, where they hold a matrix or more.
-    """
-    signature, codes = job.program.signature, job.codes
-    types, travels = register_types(codes), {c.register_class for c in signature.channels}
-    watched = {}
-    for name, count in signature.registers:
-        for t in types[name]:
-            watched[_hlo_type((count + (name in travels), *t.shape), t.dtype)] = None
-    stacked, slots = {op.kind for op in signature.ops if op.slot is None}, dict(signature.slots)
-    for (kind, _), code in codes.items():
-        for t in code.group("param").values():
-            if len(t.shape) < 2:
-                continue
-            shape = (slots[kind], *t.shape) if kind in stacked else t.shape
-            for dtype in (t.dtype, jnp.float32):
-                watched[_hlo_type(shape, dtype)] = t.size
-    return watched
-
-
-def _hlo_type(shape, dtype) -> str:
-    names = {"float32": "f32", "bfloat16": "bf16", "int32": "s32", "bool": "pred"}
-    return f"{names[jnp.dtype(dtype).name]}[{','.join(map(str, shape))}]"

@@ -21,7 +21,7 @@ from jaxpipe.program.verify import verify
 from jaxpipe.runtime.mesh import make_mesh
 from jaxpipe.runtime.specs import piece_specs
 
-MICROBATCHES = 3
+MICROBATCHES = 6
 
 
 def setting(devices):

@@ -2,8 +2,8 @@
 
 import pytest
 
-from jaxpipe.runtime.tick_loop import read_tick_loop
-from jaxpipe.training.aot import abstract_batch, watched_types
+from jaxpipe.runtime.tick_loop import read_tick_loop, watched_types
+from jaxpipe.training.aot import abstract_batch
 from jaxpipe.training.prepare import prepare
 from jaxpipe.training.state import abstract_state, training_step
 from tests.training.runs import tiny_config
@@ -180,7 +180,7 @@ def test_real_program():
     step, arguments = training_step(job)
     text = step.lower(abstract_state(job), abstract_batch(job), *arguments).compile().as_text()
     ops = job.program.signature.ops
-    found = read_tick_loop(text, len(ops), watched_types(job))
+    found = read_tick_loop(text, len(ops), watched_types(job.codes, job.program.signature))
     assert len(found.ops) == len(ops)
     assert found[:4] == ({}, {}, {}, 0), "on CPUs all permutes are synchronous"
     assert found.synchronous
@@ -190,3 +190,20 @@ def test_real_program():
     assert matmuls["attention_core", "F"] == 2
     assert matmuls["attention_core", "B"] == 5, "the scores are made again"
     assert matmuls["head", "B"] == 3
+
+
+def test_watched_types():
+    job = prepare(tiny_config("nowhere", mesh={"stage": 2}, plan={"partition": "even"}, dtype="bfloat16"))
+    watched = watched_types(job.codes, job.program.signature)
+    weights = {"256,16": 4096, "16,4,8": 512, "16,2,8": 256, "4,8,16": 512, "16,32": 512, "32,16": 512}
+    for shape, size in weights.items():
+        assert watched[f"bf16[{shape}]"] == watched[f"f32[{shape}]"] == size
+    x = dict(job.program.signature.registers)["bfloat16[2,16,16]"]
+    assert watched[f"bf16[{x + 1},2,16,16]"] is None
+    files = [kind for kind, size in watched.items() if size is None]
+    assert len(files) == len(set(files)) == len(watched) - 2 * len(weights)
+
+
+def test_stacked_slots_are_watched_whole():
+    job = prepare(tiny_config("nowhere", mesh={"stage": 1}, plan={"slots": "stacked"}))
+    assert watched_types(job.codes, job.program.signature)["f32[2,16,32]"] == 16 * 32

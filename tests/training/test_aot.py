@@ -13,7 +13,6 @@ from jaxpipe.training.aot import (
     op_name,
     summary,
     to_json,
-    watched_types,
 )
 from jaxpipe.training.prepare import prepare
 from tests.training.runs import tiny_config
@@ -30,23 +29,6 @@ def test_batch_has_the_types_that_training_gives():
         "weights": ((4, 2, 16), "float32"),
     }
     assert {t.sharding.shard_shape(t.shape) for t in batch.values()} == {(4, 1, 16)}
-
-
-def test_watched_types():
-    job = prepare(tiny_config("nowhere", mesh={"stage": 2}, plan={"partition": "even"}, dtype="bfloat16"))
-    watched = watched_types(job)
-    weights = {"256,16": 4096, "16,4,8": 512, "16,2,8": 256, "4,8,16": 512, "16,32": 512, "32,16": 512}
-    for shape, size in weights.items():
-        assert watched[f"bf16[{shape}]"] == watched[f"f32[{shape}]"] == size
-    x = dict(job.program.signature.registers)["bfloat16[2,16,16]"]
-    assert watched[f"bf16[{x + 1},2,16,16]"] is None
-    files = [kind for kind, size in watched.items() if size is None]
-    assert len(files) == len(set(files)) == len(watched) - 2 * len(weights)
-
-
-def test_stacked_slots_are_watched_whole():
-    job = prepare(tiny_config("nowhere", mesh={"stage": 1}, plan={"slots": "stacked"}))
-    assert watched_types(job)["f32[2,16,32]"] == 16 * 32
 
 
 def test_op_names():
