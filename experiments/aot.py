@@ -1,6 +1,6 @@
 """Compiles the training step of a configuration for GPUs that are not here, and reports what it came to.
 
-    python -m experiments.aot --config=experiments/configs/llama_7b.py --topology=1x1x8 --chip=h200
+    python -m experiments.aot --config=experiments/configs/llama_8b.py --topology=1x1x8 --chip=h200
 
 Needs no GPU, but the packages of requirements-aot.txt; `make aot` puts them in .venv-aot, so that
 .venv-aot/bin/python runs it. Fields are overridden as in --config.mesh.stage=4.

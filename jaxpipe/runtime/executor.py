@@ -127,9 +127,14 @@ def _run(codes, spec: PieceSpec, op: Op, numbers, params, batch, scales, state: 
     inputs, outputs = operands(spec, op.phase, op.kept)
     arrays, kept = {}, {}
     registers = numbers["operands"]
+    files, written = dict(state.registers), {register_class(spec, operand) for operand in outputs}
     for number, operand in zip(registers, inputs):
-        values = _read(state.registers[register_class(spec, operand)], number)
         what, name = operand
+        file = register_class(spec, operand)
+        values = _read(files[file], number)
+        if file in written:
+            # XLA would copy the file if it could fuse this read with what uses it after the write.
+            files[file], values = lax.optimization_barrier((files[file], values))
         if what == "kept":
             kept[name] = values[0]
         elif what in ("residuals", "stash"):
@@ -148,9 +153,6 @@ def _run(codes, spec: PieceSpec, op: Op, numbers, params, batch, scales, state: 
     results = {t: varying(jnp.asarray(v), AXES) for t, v in results.items()}
     for name, value in kept.items():
         results["ct_read", name] += value
-    # All reads come before all writes, or XLA would copy the files that are written.
-    results = lax.optimization_barrier(results)
-    files = dict(state.registers)
     for number, operand in zip(registers[len(inputs) :], outputs):
         what, _ = operand
         bundle = what in ("residuals", "stash")

@@ -26,6 +26,8 @@ class Compiled(NamedTuple):
     cpu_seconds: of all threads while it compiled, which other work on the machine disturbs less.
     predicted_bytes: by part, "workspace" being that of the largest op.
     peak_bytes: arguments, results and temporaries of the whole step together.
+    patterns: sets of permutes, each with its own copy of the dispatch.
+    stacked: kinds whose parameter slots share ops.
     ops: in the order of the signature.
     """
 
@@ -34,6 +36,8 @@ class Compiled(NamedTuple):
     cpu_seconds: float
     predicted_bytes: dict[str, int]
     peak_bytes: int
+    patterns: int
+    stacked: tuple[str, ...]
     loop: TickLoop
     ops: tuple[OpRow, ...]
 
@@ -76,7 +80,8 @@ def compile_ahead(job: Job, chip: str, report: Callable[[str], None]) -> Compile
     loop = read_tick_loop(compiled.as_text(), len(signature.ops), watched_types(job.codes, signature))
     names = [op_name(op) for op in signature.ops]
     rows = tuple(OpRow(name, *code, workspaces[name]) for name, code in zip(names, loop.ops))
-    return Compiled(*seconds, parts, peak, loop, rows)
+    stacked = tuple(sorted({op.kind for op in signature.ops if op.slot is None}))
+    return Compiled(*seconds, parts, peak, len(signature.patterns), stacked, loop, rows)
 
 
 def _cpu_seconds() -> float:
@@ -99,6 +104,8 @@ def to_json(result: Compiled) -> dict:
         "compile_cpu_seconds": result.cpu_seconds,
         "peak_bytes": result.peak_bytes,
         "predicted_bytes": result.predicted_bytes | {"all": sum(result.predicted_bytes.values())},
+        "patterns": result.patterns,
+        "stacked_kinds": list(result.stacked),
         "copies": loop.copies,
         "weight_slices": loop.slices,
         "weight_updates": loop.updates,
@@ -113,6 +120,8 @@ def summary(result: Compiled) -> list[str]:
     return [
         f"lowered in {result.lower_seconds:.1f} s, compiled in {result.compile_seconds:.1f} s "
         f"({result.cpu_seconds:.1f} s of CPU time)",
+        f"ops: {len(result.ops)}, patterns of permutes: {result.patterns}, parameter slots: "
+        + (f"stacked for {', '.join(result.stacked)}" if result.stacked else "static"),
         f"kernels of libraries: {_counted(library_calls(result.ops))}",
         f"permutes beside the dispatch: {loop.asynchronous} of {loop.asynchronous + loop.synchronous}",
         f"copies of register files, weights or gradients in the tick loop: {_counted(loop.copies)}",

@@ -54,6 +54,8 @@ RESULT = Compiled(
     30.5,
     {"registers": 300, "workspace": 100},
     404,
+    2,
+    (),
     TickLoop({"bf16[2,3]": 2}, {}, {"f32[2,3]": 1}, 3, 1, (OpCode(5, 1, {"gemm": 1}),)),
     (OpRow("mlp F", 5, 1, {"gemm": 1}, 100),),
 )
@@ -63,6 +65,7 @@ def test_report_as_json():
     report = to_json(RESULT)
     assert report["predicted_bytes"] == {"registers": 300, "workspace": 100, "all": 400}
     assert report["peak_bytes"] == 404
+    assert report["patterns"] == 2
     assert report["copies"] == {"bf16[2,3]": 2}
     assert report["permutes"] == {"asynchronous": 3, "synchronous": 1}
     assert report["ops"][0]["workspace_bytes"] == 100
@@ -71,8 +74,15 @@ def test_report_as_json():
 def test_summary():
     assert summary(RESULT) == [
         "lowered in 1.5 s, compiled in 20.2 s (30.5 s of CPU time)",
+        "ops: 1, patterns of permutes: 2, parameter slots: static",
         "kernels of libraries: 1 (1 of gemm)",
         "permutes beside the dispatch: 3 of 4",
         "copies of register files, weights or gradients in the tick loop: 2 (2 of bf16[2,3])",
         "slices of whole weights or gradients there: 0 read, 1 (1 of f32[2,3]) written",
     ]
+
+
+def test_summary_names_kinds_with_stacked_slots():
+    stacked = RESULT._replace(stacked=("mamba2", "mlp"))
+    assert summary(stacked)[1] == "ops: 1, patterns of permutes: 2, parameter slots: stacked for mamba2, mlp"
+    assert to_json(stacked)["stacked_kinds"] == ["mamba2", "mlp"]
