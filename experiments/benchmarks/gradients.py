@@ -2,8 +2,8 @@
 
     python -m experiments.benchmarks.gradients
 
-Both families on 1, 2, 4 and 8 devices: GPipe and 1F1B; the balanced partition and two random ones; 2, 4,
-7 and 8 micro-batches; with and without recompute: 48 plans for each family and number of devices, and
+Both families on 1, 2, 4 and 8 devices: every schedule; the balanced partition and two random ones; 2, 4, 7
+and 8 micro-batches; with and without recompute: up to 120 plans for each family and number of devices, and
 for 2 stages x 2 data x 2 model. Plans of a row share one compiled step. Everything is float32; an error is
 the largest max|found - expected| / max|expected| of any parameter.
 """

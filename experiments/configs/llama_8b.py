@@ -6,8 +6,8 @@
 paper; heads of 128 as in the configuration published with the weights, Meta-Llama-3-8B. Tokens are bytes
 here as everywhere, so most of the vocabulary is never a target.
 
-What to expect, compiled for 8 H200s: 53.9 GiB a device, as predicted. Slots are padded to the largest device's,
-so that every device has room for the embedding and the head, 2 GiB each before gradients and optimizer state.
+What to expect, compiled for 8 H200s: 53.9 GiB a device, as predicted. Slots are padded to those of the
+largest device, so every device has room for the embedding and the head.
 """
 
 from ml_collections import ConfigDict
