@@ -1,0 +1,88 @@
+"""Plans by the name of their schedule."""
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from jaxpipe.costs.table import CostTable
+from jaxpipe.planning.partition import balanced
+from jaxpipe.planning.plan import Plan, Schedule, check
+from jaxpipe.planning.schedules import SCHEDULES
+from jaxpipe.planning.stages import piece_time
+
+
+class Named(NamedTuple):
+    """How the plan of a name is made, and for which numbers of micro-batches.
+
+    make: (costs, devices, micro-batches) -> plan.
+    step, least: from the number of devices; micro-batches must be a multiple of `step` and at least `least`.
+    """
+
+    make: Callable[[CostTable, int, int], Plan]
+    step: Callable[[int], int] = lambda devices: 1
+    least: Callable[[int], int] = lambda devices: 1
+
+
+def staged_plan(
+    name: str,
+    costs: CostTable,
+    microbatches: int,
+    stage_to_device: Sequence[int],
+    schedule: Schedule,
+    bounds: Sequence[int] | None = None,
+    recompute: Sequence[str] | None = None,
+) -> Plan:
+    """A checked plan of a schedule; unless given, the partition is balanced by time and nothing is recomputed.
+
+    Raises:
+      ValueError: there are more stages than pieces, or the schedule is not of these stages.
+    """
+    policies = tuple(recompute or ("none",) * len(costs.pieces))
+    if bounds is None:
+        bounds = balanced([piece_time(*pair) for pair in zip(costs.pieces, policies)], len(stage_to_device))
+    plan = Plan(
+        name=name,
+        devices=len(schedule),
+        microbatches=microbatches,
+        pieces=tuple(piece.name for piece in costs.pieces),
+        stage_bounds=tuple(bounds),
+        stage_to_device=tuple(stage_to_device),
+        recompute=policies,
+        schedule=schedule,
+    )
+    check(plan)
+    return plan
+
+
+def _one_stage_a_device(name: str) -> Named:
+    def make(costs: CostTable, devices: int, microbatches: int) -> Plan:
+        return staged_plan(name, costs, microbatches, range(devices), SCHEDULES[name](devices, microbatches))
+
+    return Named(make)
+
+
+NAMED: dict[str, Named] = {name: _one_stage_a_device(name) for name in SCHEDULES}
+"""Everything that `named_plan` makes."""
+
+
+def named_plan(name: str, costs: CostTable, devices: int, microbatches: int) -> Plan:
+    """The plan of a name.
+
+    Raises:
+      ValueError: the name is unknown, or its schedule does not take so many devices or micro-batches.
+    """
+    if name not in NAMED:
+        raise ValueError(f"unknown schedule {name!r}; known: {', '.join(NAMED)}")
+    for what, number in (("devices", devices), ("microbatches", microbatches)):
+        if number < 1:
+            raise ValueError(f"{what} is {number}; expected at least 1")
+    make, step, least = NAMED[name]
+    multiple, minimum = step(devices), least(devices)
+    if microbatches % multiple or microbatches < minimum:
+        wanted = [f"multiples of {multiple}"] * (multiple > 1) + [f"at least {minimum}"] * (
+            minimum > multiple
+        )
+        raise ValueError(
+            f"schedule {name!r} on {devices} devices takes {' and '.join(wanted)} micro-batches, "
+            f"not {microbatches}"
+        )
+    return make(costs, devices, microbatches)
