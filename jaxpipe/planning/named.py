@@ -31,7 +31,7 @@ def staged_plan(
     bounds: Sequence[int] | None = None,
     recompute: Sequence[str] | None = None,
 ) -> Plan:
-    """A checked plan of a schedule; unless given, the partition is balanced by time and nothing is recomputed.
+    """A checked plan of a schedule. By default the partition is balanced by time and nothing recomputed.
 
     Raises:
       ValueError: there are more stages than pieces, or the schedule is not of these stages.
@@ -78,9 +78,8 @@ def named_plan(name: str, costs: CostTable, devices: int, microbatches: int) -> 
     make, step, least = NAMED[name]
     multiple, minimum = step(devices), least(devices)
     if microbatches % multiple or microbatches < minimum:
-        wanted = [f"multiples of {multiple}"] * (multiple > 1) + [f"at least {minimum}"] * (
-            minimum > multiple
-        )
+        wanted = [f"multiples of {multiple}"] if multiple > 1 else []
+        wanted += [f"at least {minimum}"] if minimum > multiple else []
         raise ValueError(
             f"schedule {name!r} on {devices} devices takes {' and '.join(wanted)} micro-batches, "
             f"not {microbatches}"
