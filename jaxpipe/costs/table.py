@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -102,11 +103,13 @@ def from_json(data: dict) -> CostTable:
     if repeated := sorted({name for name in names if names.count(name) > 1}):
         raise ValueError(f"field 'pieces' holds several pieces named {repeated}; names must differ")
     limit = data.get("memory_limit_bytes")
+    if limit is not None and _number("memory_limit_bytes", limit) == 0:
+        raise ValueError("memory_limit_bytes is 0; expected more, or null for no limit")
     return CostTable(
         unit=unit,
         pieces=pieces,
         link=_link(data.get("link", {})),
-        memory_limit_bytes=None if limit is None else _number("memory_limit_bytes", limit),
+        memory_limit_bytes=limit,
         state_factor=_number("state_factor", data.get("state_factor", 1.0)),
     )
 
@@ -132,13 +135,16 @@ def _piece(index: int, data: dict) -> PieceCost:
     _check_fields(where, data, PieceCost)
     if missing := [name for name in ("name", "kind", "F", "I", "W") if name not in data]:
         raise ValueError(f"{where}: missing fields {missing}")
+    for name in ("name", "kind"):
+        if not isinstance(data[name], str) or not data[name]:
+            raise ValueError(f"{where}.{name} is {data[name]!r}; expected a name")
     numbers = {k: _number(f"{where}.{k}", v) for k, v in data.items() if k not in ("name", "kind")}
-    return PieceCost(name=str(data["name"]), kind=str(data["kind"]), **numbers)
+    return PieceCost(name=data["name"], kind=data["kind"], **numbers)
 
 
 def _number(where: str, value) -> float:
     number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not number or not 0 <= value < float("inf"):
+    if not number or not 0 <= value <= sys.float_info.max:
         raise ValueError(f"{where} is {value!r}; expected a finite number of at least 0")
     return value
 
@@ -152,9 +158,13 @@ def load(path: Path | str) -> CostTable:
     """Reads a table that `save` (or anybody else) wrote.
 
     Raises:
-      ValueError: naming the file and the field that is wrong.
+      ValueError: naming the file, and the field that is wrong; also where there is no such file.
     """
     try:
         return from_json(json.loads(Path(path).read_text()))
+    except OSError as error:
+        raise ValueError(f"cannot read {path}: {error.strerror}") from error
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path} is not JSON ({error})") from error
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from error

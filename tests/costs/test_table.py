@@ -50,6 +50,11 @@ def test_link_time():
         ({"link": {"latency": None}}, "link.latency is None; expected a finite number"),
         ({"link": {"bytes_per_unit": 0}}, "link.bytes_per_unit is 0; expected more"),
         ({"memory_limit_bytes": "80G"}, "memory_limit_bytes is '80G'; expected a finite number"),
+        ({"memory_limit_bytes": 0}, "memory_limit_bytes is 0; expected more, or null for no limit"),
+        ({"format": "jaxpipe-costs/2"}, "'format' is 'jaxpipe-costs/2'; expected 'jaxpipe-costs/1'"),
+        ({"unit": None}, "'unit' is None; expected one of"),
+        ({"pieces": [{"kind": "k", "F": 1, "I": 1, "W": 1}]}, r"pieces\[0\]: missing fields \['name'\]"),
+        ({"pieces": [{"name": None, "kind": "k", "F": 1, "I": 1, "W": 1}]}, r"pieces\[0\].name is None"),
         ({"state_factor": -1}, "state_factor is -1; expected a finite number of at least 0"),
     ],
 )
@@ -58,7 +63,7 @@ def test_errors_name_the_field(changes, message):
         tables.from_json(tables.to_json(TABLE) | changes)
 
 
-@pytest.mark.parametrize("value", [-1, "1", None, True, float("nan"), float("inf")])
+@pytest.mark.parametrize("value", [-1, "1", None, True, float("nan"), float("inf"), 10**400])
 def test_a_cost_must_be_a_finite_number(value):
     data = tables.to_json(TABLE)
     data["pieces"][1]["I"] = value
@@ -74,6 +79,18 @@ def test_names_of_pieces_must_differ():
 
 
 def test_errors_of_files_name_the_file(tmp_path):
-    (tmp_path / "costs.json").write_text("[]")
+    path = tmp_path / "costs.json"
+    with pytest.raises(ValueError, match=r"cannot read .*costs\.json: No such file or directory"):
+        tables.load(path)
+    path.write_text("[]")
     with pytest.raises(ValueError, match=r"costs\.json: a cost table must be a JSON object, not list"):
-        tables.load(tmp_path / "costs.json")
+        tables.load(path)
+    path.write_text("[")
+    with pytest.raises(ValueError, match=r"costs\.json is not JSON \(Expecting value: line 1 column 2"):
+        tables.load(path)
+    # Python writes and reads NaN though JSON has none; -1e999 becomes an infinity.
+    for text, value in (("NaN", "nan"), ("-1e999", "-inf")):
+        written = json.dumps(tables.to_json(TABLE)).replace("7.25", text)
+        path.write_text(written)
+        with pytest.raises(ValueError, match=rf"costs\.json: pieces\[1\].I is {value}; expected a finite"):
+            tables.load(path)
