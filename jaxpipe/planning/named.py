@@ -1,9 +1,10 @@
 """Plans by the name of their schedule."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import NamedTuple
 
 from jaxpipe.costs.table import CostTable
+from jaxpipe.planning import helix
 from jaxpipe.planning.partition import balanced
 from jaxpipe.planning.plan import Plan, Schedule, check
 from jaxpipe.planning.schedules import SCHEDULES
@@ -30,8 +31,11 @@ def staged_plan(
     schedule: Schedule,
     bounds: Sequence[int] | None = None,
     recompute: Sequence[str] | None = None,
+    floating_stages: Collection[int] = (),
 ) -> Plan:
     """A checked plan of a schedule. By default the partition is balanced by time and nothing recomputed.
+
+    floating_stages: stages without parameters whose micro-batches may stand on any device (`plan.check`).
 
     Raises:
       ValueError: there are more stages than pieces, or the schedule is not of these stages.
@@ -49,7 +53,7 @@ def staged_plan(
         recompute=policies,
         schedule=schedule,
     )
-    check(plan)
+    check(plan, floating_stages)
     return plan
 
 
@@ -62,6 +66,26 @@ def _one_stage_a_device(name: str) -> Named:
 
 NAMED: dict[str, Named] = {name: _one_stage_a_device(name) for name in SCHEDULES}
 """Everything that `named_plan` makes."""
+
+
+def _helix(name: str, fold: int, recompute: bool) -> Named:
+    """HelixPipe with units of `fold` micro-batches, with or without recompute without attention."""
+
+    def make(costs: CostTable, devices: int, microbatches: int) -> Plan:
+        layers, bounds, homes, floating = helix.layout(costs, devices)
+        schedule = helix.helix(layers, devices, microbatches, fold)
+        policies = helix.recompute_without_attention(costs) if recompute else None
+        return staged_plan(name, costs, microbatches, homes, schedule, bounds, policies, floating)
+
+    return Named(make, step=lambda devices: fold * devices)
+
+
+NAMED |= {
+    "helix_naive": _helix("helix_naive", 1, recompute=False),
+    "helix_naive_recompute": _helix("helix_naive_recompute", 1, recompute=True),
+    "helix_two_fold": _helix("helix_two_fold", 2, recompute=False),
+    "helix_two_fold_recompute": _helix("helix_two_fold_recompute", 2, recompute=True),
+}
 
 
 def named_plan(name: str, costs: CostTable, devices: int, microbatches: int) -> Plan:

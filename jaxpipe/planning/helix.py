@@ -1,0 +1,163 @@
+"""HelixPipe: the attention of different micro-batches on different devices at the same time.
+
+Zhang et al. 2025 (arXiv 2507.00394). The model is cut before and after every attention core. Block l, what
+lies between the cores of layers l - 1 and l, lives on device l mod p. A core has no parameters, so its
+micro-batches may run anywhere: on p devices at once, while block l hands over one micro-batch after the
+other. Neither the length of the attention nor the number of layers shows in the bubble then.
+
+Stages of a model with L attention cores: 2l is block l (the first with the embedding, the last with the
+head), 2l + 1 the core of layer l.
+"""
+
+from dataclasses import replace
+from itertools import pairwise
+from typing import NamedTuple
+
+from jaxpipe.costs.table import CostTable
+from jaxpipe.planning.plan import Action, Schedule
+
+CORE = "attention_core"
+"""Kind of the pieces that run anywhere."""
+
+
+def helix(layers: int, devices: int, microbatches: int, fold: int) -> Schedule:
+    """All forwards, then all backwards as their mirror image: first in, last out.
+
+    Micro-batches move in units of `fold`: one (naive), or two (two-fold), of which one
+    computes while the other communicates. A round has one unit for each device; its unit j runs the
+    core of layer l on device (l + j + 1) mod p. Rounds follow each other without a gap where p divides
+    the layers.
+
+    Bubble (makespan minus busy time) with p devices, backward twice the forward (embedding and head free, no
+    communication, p divides the layers): naive 3(p-1)(pre+post), two-fold 6(p-1)(pre+post) where a unit
+    moves as one and a little less where it does not; with recompute without attention 4 and 8 in place
+    of 3 and 6. pre and post: forward of a block's two parts. Every stash lives until the backwards.
+
+    fold: micro-batches in a unit; `microbatches` is a multiple of fold * devices.
+    """
+    timed: list[list[tuple[int, Action]]] = [[] for _ in range(devices)]
+    for microbatch in range(microbatches):
+        start, place = divmod(microbatch // fold, devices)
+        for stage in range(2 * layers + 1):
+            layer, is_core = divmod(stage, 2)
+            device = (layer + is_core * (place + 1)) % devices
+            # Where blocks and cores take one unit of time each, devices never wait once they have begun.
+            clock = 2 * layers * start + place + stage
+            timed[device].append((clock, Action(stage, "F", microbatch)))
+    rows = []
+    for row in timed:
+        forwards = [action for _, action in sorted(row, key=lambda entry: (entry[0], entry[1].microbatch))]
+        rows.append((*forwards, *(action._replace(phase="B") for action in reversed(forwards))))
+    return tuple(rows)
+
+
+class Layout(NamedTuple):
+    """Partition and placement of a Helix plan.
+
+    layers: attention cores.
+    bounds, stage_to_device: as in a plan; of a core's stage, the device of its first micro-batches.
+    floating: the stages of the cores, whose micro-batches stand on several devices.
+    """
+
+    layers: int
+    bounds: tuple[int, ...]
+    stage_to_device: tuple[int, ...]
+    floating: tuple[int, ...]
+
+
+def layout(costs: CostTable, devices: int) -> Layout:
+    """Cuts a model around its attention cores; other pieces, such as Mamba-2 blocks, belong to the blocks.
+
+    Raises:
+      ValueError: there is no attention core, or none where blocks need it.
+    """
+    cores = attention_cores(costs)
+    bounds = (0, *(bound for core in cores for bound in (core, core + 1)), len(costs.pieces))
+    for low, high in pairwise(bounds):
+        if low == high:
+            raise ValueError(
+                f"no piece stands before piece {low} of {len(costs.pieces)}, at an attention core; HelixPipe "
+                "needs other pieces before, between and after the cores"
+            )
+    stages = range(len(bounds) - 1)
+    homes = tuple((stage // 2 + stage % 2) % devices for stage in stages)
+    return Layout(len(cores), bounds, homes, tuple(stages[1::2]))
+
+
+def attention_cores(costs: CostTable) -> tuple[int, ...]:
+    """Indices of the pieces of kind CORE.
+
+    Raises:
+      ValueError: there are none, or one has parameters, which would tie it to a device.
+    """
+    cores = tuple(i for i, piece in enumerate(costs.pieces) if piece.kind == CORE)
+    if not cores:
+        kinds = ", ".join(dict.fromkeys(piece.kind for piece in costs.pieces))
+        raise ValueError(
+            f"HelixPipe needs attention apart from the rest of a layer: pieces of kind {CORE!r}; "
+            f"the cost table has kinds {kinds}"
+        )
+    for piece in (costs.pieces[i] for i in cores):
+        if piece.param_bytes:
+            raise ValueError(
+                f"piece {piece.name!r} of kind {CORE!r} has param_bytes {piece.param_bytes}; expected 0, "
+                "since HelixPipe runs it on every device"
+            )
+    return cores
+
+
+def recompute_without_attention(costs: CostTable) -> tuple[str, ...]:
+    """Policies that compute every forward again but that of the attention cores."""
+    return tuple("none" if piece.kind == CORE else "full" for piece in costs.pieces)
+
+
+class Condition(NamedTuple):
+    """The core that hides its messages worst, its forward and the longer of its two messages, in time."""
+
+    name: str
+    attention: float
+    message: float
+
+
+def worst_core(costs: CostTable) -> Condition:
+    """The core with the least forward for its messages: from the block before it and to the one after.
+
+    Raises:
+      ValueError: as `attention_cores`.
+    """
+    found = []
+    for i in attention_cores(costs):
+        sent = max(piece.output_bytes for piece in costs.pieces[max(i - 1, 0) : i + 1])
+        found.append(Condition(costs.pieces[i].name, costs.pieces[i].F, costs.link.time(sent)))
+    return min(found, key=lambda c: c.attention - c.message)
+
+
+def condition(costs: CostTable) -> str:
+    """One line: HelixPipe pays where attention takes longer than its messages, and whether that holds here.
+
+    Raises:
+      ValueError: as `attention_cores`.
+    """
+    name, attention, message = worst_core(costs)
+    sign, verdict = (">=", "holds") if attention >= message else ("<", "does not hold")
+    return (
+        f"HelixPipe pays where t_attention >= t_message; it {verdict}: "
+        f"{attention:.3g} {sign} {message:.3g} {costs.unit} ({name}, forward)"
+    )
+
+
+def messages_as_published(costs: CostTable) -> CostTable:
+    """The table with as many bytes before every core as behind it.
+
+    With full multi-head attention q, k, v and the residual stream are 4bsh, o and the stream 2bsh. The paper
+    sends 2bsh before a core too: the input of the projections, which the core's device then does,
+    and the stream (the projections' weight travels along, here as in the paper's figures not counted).
+
+    Raises:
+      ValueError: as `attention_cores`.
+    """
+    pieces = list(costs.pieces)
+    for i in attention_cores(costs):
+        if i:
+            pieces[i - 1] = replace(pieces[i - 1], output_bytes=pieces[i].output_bytes)
+    return replace(costs, pieces=tuple(pieces))
