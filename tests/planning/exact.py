@@ -9,8 +9,8 @@ micro-batches, and only those are searched. Proof: of any schedule call the k-th
 stage micro-batch k. What an action waits for has then been made, since k starts of it need k ends of what it
 reads; and memory depends on how many have started and ended, not on which.
 
-B is not tried, as a schedule with I and W right after it is never longer. Every micro-batch of a stage runs on
-the stage's device.
+B is not tried, as a schedule with I and W right after it is never longer. All micro-batches of a stage run on
+its device.
 
 Times on a slow core, with a tight limit of memory (without one they are a tenth): one stage a device, 4
 devices, 8 micro-batches 0.5 s; two a device, 2 devices, 6 micro-batches 1 s; 4 devices, 4 micro-batches
