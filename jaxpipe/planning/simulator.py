@@ -6,17 +6,54 @@ Every device runs its row in order, each action as soon as what it reads is ther
     I or B of stage s   F of stage s, and I or B of stage s + 1
     W of stage s        I of stage s
 
-(all of the same micro-batch). What is read from another device arrives `link.time(bytes)` after it
-was made; the sender goes on at once and messages do not share bandwidth.
+(all of the same micro-batch). What is read from another device takes a message of `link.time(bytes)`;
+messages do not share bandwidth, and between stages of one device there are none. There are two ways of
+sending:
+
+    buffered     the message starts when it is made, and the sender goes on at once
+    rendezvous   the message of action a to action r starts when a has ended and so has the action before r
+                 in the row of r; the action after a waits for its end, as r does
+
+Rendezvous sends and receives are posted together at the boundary between two actions, so that two devices
+may each send to the other there.
 """
 
-from collections import deque
 from typing import NamedTuple
 
-from jaxpipe.costs.table import CostTable, Link
-from jaxpipe.planning.memory import Timeline, memory_timelines, peaks_in_flight
-from jaxpipe.planning.plan import Action, Event, Plan
+import numpy as np
+
+from jaxpipe.costs.table import CostTable
+from jaxpipe.planning.engine import NEVER, Links, Rows, blocked, connect, encode, run
+from jaxpipe.planning.memory import (
+    MEMORY_MODELS,
+    Timeline,
+    memory_timelines,
+    padded_bytes,
+    peaks_in_flight,
+)
+from jaxpipe.planning.plan import Event, Plan
 from jaxpipe.planning.stages import StageCost, stage_costs
+
+
+class Terms(NamedTuple):
+    """Where the time of one device goes: makespan = compute + communication + bubble - overlap, exactly.
+
+    This is the performance model of OctoPipe (arXiv 2509.23722, named AdaPtis there), T_d = C_d + bubble -
+    overlap, whose C_d is compute and communication together; which time is whose is defined here.
+
+    compute: the sum of the device's actions.
+    communication: the sum of the times of all messages that it receives.
+    overlap: what of these times costs it nothing: a message costs the part of its time in which the device
+      has ended the action before the receiving one, and so does nothing else but wait for it.
+    bubble: time in which the device neither computes nor waits for a message on its way: what it must
+      receive next has not been made (or, with rendezvous sends, has arrived while what it sends has not),
+      or it has ended its row.
+    """
+
+    compute: float
+    communication: float
+    overlap: float
+    bubble: float
 
 
 class Simulation(NamedTuple):
@@ -29,8 +66,10 @@ class Simulation(NamedTuple):
     internal_bubble: idle time between the first start and the last end of the device.
     peak_in_flight: most (stage, micro-batch) pairs at once between the start of F and the end of B or
       W. With one stage a device these are micro-batches.
-    memory: steps (time, bytes) at which the bytes held change; they begin at time 0.
-    peak_bytes: the most bytes held at once.
+    memory: steps (time, bytes) at which the bytes used change; they begin at time 0. They are those of the
+      ideal model in either case: with padded memory they stay below a constant allocation.
+    peak_bytes: the most bytes used at once (ideal), or the bytes allocated, equal on all devices (padded).
+    terms: compute, communication, overlap and bubble.
     """
 
     events: tuple[tuple[Event, ...], ...]
@@ -41,31 +80,54 @@ class Simulation(NamedTuple):
     peak_in_flight: tuple[int, ...]
     memory: tuple[Timeline, ...]
     peak_bytes: tuple[float, ...]
+    terms: tuple[Terms, ...]
 
 
-def simulate(plan: Plan, costs: CostTable) -> Simulation:
+def simulate(
+    plan: Plan, costs: CostTable, sends: str = "buffered", memory_model: str = "ideal"
+) -> Simulation:
     """Runs the schedule of a plan that passed `plan.check`.
 
+    sends: "buffered" or "rendezvous", as described above.
+    memory_model: "ideal", each device holds what it uses; "padded", all allocate the same, as
+      `memory.padded_bytes` says. Times do not depend on it.
+
     Raises:
-      ValueError: when the table is not about the pieces of the plan, when an action stands twice or
-        on another device than the forward it belongs to, and when the schedule deadlocks; then for
-        every blocked device the action it stops at and the one that this waits for.
+      ValueError: when the table is not about the pieces of the plan, for an unknown way of sending or
+        model of memory, when an action stands twice or on another device than the forward it belongs
+        to, and when the schedule deadlocks; then for every blocked device the action it stops at and
+        the one that this waits for.
     """
+    if memory_model not in MEMORY_MODELS:
+        raise ValueError(f"unknown memory model {memory_model!r}; known: {', '.join(MEMORY_MODELS)}")
     stages = stage_costs(plan, costs)
-    events = _run(plan, stages, costs.link)
-    makespan = max((row[-1].end for row in events if row), default=0.0)
-    busy = tuple(sum(e.end - e.start for e in row) for row in events)
+    rows = encode(plan.schedule)
+    links = connect(rows, plan.stages, plan.microbatches, sends)
+    durations, messages = engine_costs(stages, costs)
+    start, end = run(rows, links, durations, messages)
+    if NEVER in end:
+        waits = "; ".join(blocked(rows, links, end))
+        raise ValueError(f"the schedule of plan {plan.name!r} deadlocks: {waits}")
+    makespan = float(end.max(initial=0.0))
+    terms = _terms(rows, links, messages, start, end)
+    busy = tuple(term.compute for term in terms)
+    events = _events(plan, rows, start, end)
     span = [row[-1].end - row[0].start if row else 0.0 for row in events]
-    memory = memory_timelines(plan, stages, events)
+    memory = memory_timelines(plan, stages, rows, start, end)
+    if memory_model == "padded":
+        peak_bytes = (padded_bytes(plan, costs, rows),) * plan.devices
+    else:
+        peak_bytes = tuple(max(size for _, size in row) for row in memory)
     return Simulation(
         events=events,
         makespan=makespan,
         busy=busy,
         bubble_fraction=1.0 - sum(busy) / (plan.devices * makespan) if makespan else 0.0,
         internal_bubble=tuple(whole - used for whole, used in zip(span, busy)),
-        peak_in_flight=peaks_in_flight(events),
+        peak_in_flight=peaks_in_flight(rows),
         memory=memory,
-        peak_bytes=tuple(max(size for _, size in row) for row in memory),
+        peak_bytes=peak_bytes,
+        terms=terms,
     )
 
 
@@ -75,83 +137,42 @@ def lower_bound(costs: CostTable, devices: int, microbatches: int) -> float:
     return microbatches * max(sum(times) / devices, max(times))
 
 
-# A value that actions wait for: the output (forward) or the input gradient (not forward) of a stage.
-_Value = tuple[bool, int, int]  # forward, stage, micro-batch
+def engine_costs(stages: tuple[StageCost, ...], costs: CostTable) -> tuple[np.ndarray, np.ndarray]:
+    """Durations and message times of the stages as `engine.run` takes them."""
+    durations = np.array([(stage.F, stage.I, stage.W, stage.B) for stage in stages], np.float64)
+    messages = [costs.link.time(stage.output_bytes) for stage in stages[:-1]]
+    return durations, np.array([*messages, 0.0])
 
 
-def _run(plan: Plan, stages: tuple[StageCost, ...], link: Link) -> tuple[tuple[Event, ...], ...]:
-    """Events of every device. Each device waits for at most one value, which wakes it when it is made."""
-    events: list[list[Event]] = [[] for _ in range(plan.devices)]
-    made: dict[_Value, tuple[float, int]] = {}  # when, and on which device
-    waiting: dict[_Value, list[int]] = {}
-    ready = deque(range(plan.devices))
-    while ready:
-        device = ready.popleft()
-        row, done = plan.schedule[device], events[device]
-        now = done[-1].end if done else 0.0
-        while len(done) < len(row):
-            action = row[len(done)]
-            start = now
-            for value in _needs(action, plan.stages):
-                if value not in made:
-                    waiting.setdefault(value, []).append(device)
-                    break
-                time, source = made[value]
-                if source != device:
-                    time += link.time(_message_bytes(value, action, source, device, stages))
-                start = max(start, time)
-            else:
-                now = start + getattr(stages[action.stage], action.phase)
-                done.append(Event(device, action, start, now))
-                if action.phase != "W":
-                    value = (action.phase == "F", action.stage, action.microbatch)
-                    if value in made:
-                        raise ValueError(f"device {device} runs {action} after {_name(plan, value)} has run")
-                    made[value] = (now, device)
-                    ready.extend(waiting.pop(value, ()))
-                continue
-            break
-    if waiting:
-        raise ValueError(_deadlock(plan, events, waiting))
-    return tuple(map(tuple, events))
-
-
-def _needs(action: Action, stages: int) -> list[_Value]:
-    stage, phase, microbatch = action
-    if phase == "F":
-        return [(True, stage - 1, microbatch)] if stage else []
-    if phase == "W":
-        return [(False, stage, microbatch)]
-    needs = [(True, stage, microbatch)]
-    return needs + [(False, stage + 1, microbatch)] if stage + 1 < stages else needs
-
-
-def _message_bytes(
-    value: _Value, action: Action, source: int, device: int, stages: tuple[StageCost, ...]
-) -> float:
-    """Bytes of a value that crosses devices. What one stage keeps for its own backward never does."""
-    forward, stage, microbatch = value
-    if stage == action.stage:
-        made = Action(stage, "F" if forward else "I", microbatch)
-        raise ValueError(f"{action} stands on device {device} but reads what {made} left on device {source}")
-    return stages[stage if forward else stage - 1].output_bytes
-
-
-def _name(plan: Plan, value: _Value) -> str:
-    """The scheduled action that makes `value`, with its device."""
-    forward, stage, microbatch = value
-    phases = "F" if forward else "IB"
+def _events(plan: Plan, rows: Rows, start: np.ndarray, end: np.ndarray) -> tuple[tuple[Event, ...], ...]:
+    events = []
     for device, row in enumerate(plan.schedule):
-        for phase in phases:
-            if (action := Action(stage, phase, microbatch)) in row:
-                return f"{action} of device {device}"
-    return f"{Action(stage, phases[-1], microbatch)}, which no device runs"
+        own = slice(rows.first[device], rows.first[device + 1])
+        times = zip(row, start[own].tolist(), end[own].tolist())
+        events.append(tuple(Event(device, action, begin, stop) for action, begin, stop in times))
+    return tuple(events)
 
 
-def _deadlock(plan: Plan, events: list[list[Event]], waiting: dict[_Value, list[int]]) -> str:
-    blocked = sorted((device, value) for value, devices in waiting.items() for device in devices)
-    waits = []
-    for device, value in blocked:
-        action = plan.schedule[device][len(events[device])]
-        waits.append(f"device {device} stops at {action}, which waits for {_name(plan, value)}")
-    return f"the schedule of plan {plan.name!r} deadlocks: " + "; ".join(waits)
+def _terms(
+    rows: Rows, links: Links, messages: np.ndarray, start: np.ndarray, end: np.ndarray
+) -> tuple[Terms, ...]:
+    """The terms of every device."""
+    filled = np.diff(rows.first) > 0
+    before = np.zeros_like(end)  # end of the action before each one
+    before[1:] = end[:-1]
+    before[rows.first[:-1][filled]] = 0.0
+    travels = links.source_hop < len(messages) - 1
+    time = np.where(travels, messages[links.source_hop], 0.0)
+    sent = np.where(travels, end[links.source], 0.0)
+    if len(links.release):
+        sent = np.maximum(sent, before)
+    # Of a message the part after `before` is waited for; the rest of the gap before an action is bubble.
+    waited = np.where(travels, np.maximum(sent + time - np.maximum(sent, before), 0.0), 0.0)
+    device = rows.device()
+    spent = (end - start, time, time - waited, start - before - waited)
+    compute, communication, overlap, bubble = (np.bincount(device, t, len(filled)) for t in spent)
+    last = np.zeros_like(bubble)
+    last[filled] = end[rows.first[1:][filled] - 1]
+    bubble += end.max(initial=0.0) - last
+    table = np.stack([compute, communication, overlap, bubble], axis=1)
+    return tuple(Terms(*row) for row in table.tolist())

@@ -49,7 +49,7 @@ def _stage_cost(plan: Plan, costs: CostTable, stage: int) -> StageCost:
     indices = plan.stage_pieces(stage)
     pieces = [costs.pieces[i] for i in indices]
     full = [plan.recompute[i] == "full" for i in indices]
-    inputs = [costs.pieces[i - 1].output_bytes if i else 0 for i in indices]
+    inputs = [input_bytes(costs, i) for i in indices]
     forward = sum(p.F for p in pieces)
     gradient = sum(p.I + p.F * again for p, again in zip(pieces, full))
     weight = sum(p.W for p in pieces)
@@ -63,6 +63,11 @@ def _stage_cost(plan: Plan, costs: CostTable, stage: int) -> StageCost:
         stash_bytes=sum(size if again else p.stash_bytes for p, again, size in zip(pieces, full, inputs)),
         grad_stash_bytes=sum(p.grad_stash_bytes for p in pieces),
     )
+
+
+def input_bytes(costs: CostTable, piece: int) -> int:
+    """Bytes that the piece of a number reads from the piece before it; the first reads the batch only."""
+    return costs.pieces[piece - 1].output_bytes if piece else 0
 
 
 def piece_time(piece: PieceCost, policy: str) -> float:
