@@ -112,37 +112,48 @@ def recompute_without_attention(costs: CostTable) -> tuple[str, ...]:
 
 
 class Condition(NamedTuple):
-    """The core that hides its messages worst, its forward and the longer of its two messages, in time."""
+    """Where messages are hidden worst. Times in the unit of the cost table.
 
-    name: str
+    core: name of the attention core with the least forward for its messages.
+    attention: its forward.
+    message: the longer of its two messages, from the block before it and to the one behind.
+    block: the shortest forward between two cores; infinite where there is one core.
+    """
+
+    core: str
     attention: float
     message: float
+    block: float
 
 
-def worst_core(costs: CostTable) -> Condition:
-    """The core with the least forward for its messages: from the block before it and to the one after.
+def tightest(costs: CostTable) -> Condition:
+    """The figures behind `condition`.
 
     Raises:
       ValueError: as `attention_cores`.
     """
-    found = []
-    for i in attention_cores(costs):
-        sent = max(piece.output_bytes for piece in costs.pieces[max(i - 1, 0) : i + 1])
-        found.append(Condition(costs.pieces[i].name, costs.pieces[i].F, costs.link.time(sent)))
-    return min(found, key=lambda c: c.attention - c.message)
+    cores, pieces = attention_cores(costs), costs.pieces
+    messages = [costs.link.time(max(p.output_bytes for p in pieces[max(i - 1, 0) : i + 1])) for i in cores]
+    core, message = min(zip(cores, messages), key=lambda pair: pieces[pair[0]].F - pair[1])
+    blocks = [sum(piece.F for piece in pieces[low + 1 : high]) for low, high in pairwise(cores)]
+    return Condition(pieces[core].name, pieces[core].F, message, min(blocks, default=float("inf")))
 
 
 def condition(costs: CostTable) -> str:
     """One line: HelixPipe pays where attention takes longer than its messages, and whether that holds here.
 
+    Naive, every message lengthens the step. Two-fold, the other micro-batch of the pair hides them, in the
+    simulation up to the length of attention or of a block, whichever is less; so the line names both.
+
     Raises:
       ValueError: as `attention_cores`.
     """
-    name, attention, message = worst_core(costs)
+    core, attention, message, block = tightest(costs)
     sign, verdict = (">=", "holds") if attention >= message else ("<", "does not hold")
     return (
-        f"HelixPipe pays where t_attention >= t_message; it {verdict}: "
-        f"{attention:.3g} {sign} {message:.3g} {costs.unit} ({name}, forward)"
+        f"HelixPipe pays where t_attention >= t_message, which {verdict}: {attention:.3g} {sign} "
+        f"{message:.3g} {costs.unit} (forward of {core}); two-fold hides messages up to "
+        f"t_block = {block:.3g} {costs.unit}"
     )
 
 
