@@ -1,0 +1,140 @@
+"""Judges a schedule that someone else wrote: python -m experiments.simulate --schedule=FILE.csv.
+
+FILE.csv is in the grammar of PyTorch's pipelining, one row a device. Prints makespan, bubble and what each
+device does, or a grid that marks the first wrong action, and says why it is wrong; then the exit code is 1.
+"""
+
+import difflib
+import json
+import math
+import re
+import sys
+from typing import NoReturn
+
+from absl import app, flags
+
+from jaxpipe.costs import table
+from jaxpipe.costs.table import CostTable
+from jaxpipe.planning.interchange import Sheet, read_file
+from jaxpipe.planning.judge import Unit, Verdict, judge
+
+SCHEDULE = flags.DEFINE_string("schedule", None, "the CSV file of a schedule", required=True)
+COSTS = flags.DEFINE_string("costs", None, "a cost table such as the costs.json of a run")
+TIMES = {
+    "F": flags.DEFINE_float("F", None, "time of a forward (1)"),
+    "I": flags.DEFINE_float("I", None, "time of an input gradient (1)"),
+    "W": flags.DEFINE_float("W", None, "time of a weight gradient (1); a full backward takes I + W"),
+    "comm": flags.DEFINE_float("comm", None, "one-way latency of a message (0)"),
+}
+PLACEMENT = flags.DEFINE_string(
+    "stage_to_device", None, "the device of each stage, as in 0,1,1,0; by default the row it stands on"
+)
+MEMORY = flags.DEFINE_enum(
+    "memory_model", None, ["padded", "ideal"], "what --costs counts as memory: padded or ideal (padded)"
+)
+JSON = flags.DEFINE_bool("json", False, "print one JSON object and nothing else")
+
+
+def main(argv: list[str]) -> None:
+    """Reads, judges and prints."""
+    if len(argv) > 1:
+        _stop(f"unexpected argument {argv[1]!r}; flags start with --")
+    costs, placement = _costs(), _placement()
+    try:
+        if COSTS.value is not None:
+            costs = table.load(COSTS.value)
+        sheet = read_file(SCHEDULE.value)
+        verdict, memory = judge(sheet, costs, placement), None
+        if verdict.valid and isinstance(costs, CostTable):
+            # Only here, since it starts Numba, which takes as long as all the rest.
+            from jaxpipe.planning.judge_memory import peak_bytes
+
+            memory = peak_bytes(sheet, verdict, costs, MEMORY.value or "padded")
+    except ValueError as error:
+        if JSON.value:
+            _print_json(Verdict(str(error)), None)
+            sys.exit(1)
+        _stop(str(error))
+    if JSON.value:
+        _print_json(verdict, memory)
+        sys.exit(0 if verdict.valid else 1)
+    _print(sheet, verdict, costs, memory)
+
+
+def parse(argv: list[str]) -> list[str]:
+    """Parses the command line; exits with one line when a flag is missing, unknown or has a wrong value."""
+    try:
+        return flags.FLAGS(argv)
+    except flags.UnrecognizedFlagError as error:
+        known = [flag.name for flag in flags.FLAGS.get_key_flags_for_module(sys.modules[__name__])]
+        near = difflib.get_close_matches(error.flagname, known, n=1)
+        hint = f" did you mean --{near[0]}?" if near else ""
+        _stop(f"unknown flag --{error.flagname};{hint} known: {', '.join(f'--{name}' for name in known)}")
+    except flags.Error as error:
+        _stop(_flag_error(str(error)))
+
+
+def _flag_error(message: str) -> str:
+    missing = re.match(r"flag --(\w+)=None: Flag --\1 must|Missing value for flag --?(\w+)$", message)
+    if missing and (name := missing[1] or missing[2]) in flags.FLAGS:
+        return f"--{name} is missing; expected {flags.FLAGS[name].help}"
+    if (wrong := re.match(r"flag --(\w+)=(.*?): ", message, re.DOTALL)) and wrong[1] in flags.FLAGS:
+        return f"--{wrong[1]} is {wrong[2]!r}; expected {flags.FLAGS[wrong[1]].help}"
+    return " ".join(message.split())
+
+
+def _costs() -> Unit:
+    """The times from the flags, those left out as in `Unit`."""
+    given = {name: flag.value for name, flag in TIMES.items() if flag.value is not None}
+    if COSTS.value is not None and given:
+        _stop(f"--{next(iter(given))} stands beside --costs; expected one of the two")
+    if COSTS.value is None and MEMORY.value is not None:
+        _stop("--memory_model stands without --costs, which tells what takes memory")
+    for name, value in given.items():
+        if not (math.isfinite(value) and value >= 0):
+            _stop(f"--{name} is {value}; expected a finite number of at least 0")
+    return Unit(**given)
+
+
+def _placement() -> tuple[int, ...] | None:
+    if PLACEMENT.value is None:
+        return None
+    if not re.fullmatch(r"\d{1,9}(,\d{1,9})*", PLACEMENT.value, re.ASCII):
+        _stop(f"--stage_to_device is {PLACEMENT.value!r}; expected the device of each stage, as in 0,1,1,0")
+    return tuple(map(int, PLACEMENT.value.split(",")))
+
+
+def _print_json(verdict: Verdict, memory: tuple[float, ...] | None) -> None:
+    result = {
+        "makespan": verdict.makespan,
+        "bubble_fraction": verdict.bubble_fraction,
+        "internal_bubble": verdict.internal_bubble,
+        "busy": verdict.busy,
+        "peak_inflight": verdict.peak_in_flight,
+        "valid": verdict.valid,
+        "error": verdict.error,
+    }
+    print(json.dumps(result | ({} if memory is None else {"peak_bytes": memory})))
+
+
+def _print(sheet: Sheet, verdict: Verdict, costs: CostTable | Unit, memory: tuple[float, ...] | None) -> None:
+    from rich.console import Console
+
+    from jaxpipe.reports.schedule_grid import schedule_grid, verdict_lines, verdict_table
+
+    console = Console()
+    if not verdict.valid:
+        console.print(schedule_grid(sheet, verdict.places, console.width))
+        _stop(f"{SCHEDULE.value}: {verdict.error}")
+    unit = costs.unit if isinstance(costs, CostTable) else "unit"
+    for line in verdict_lines(sheet, verdict, unit):
+        console.out(line, highlight=False)
+    console.print(verdict_table(verdict, unit, memory))
+
+
+def _stop(message: str) -> NoReturn:
+    sys.exit(f"simulate: {message}")
+
+
+if __name__ == "__main__":
+    app.run(main, flags_parser=parse)
