@@ -1,4 +1,8 @@
+from collections import Counter
+
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from jaxpipe.costs.table import CostTable, PieceCost
 from jaxpipe.planning.build import make_plan
@@ -40,3 +44,147 @@ def test_pipeline_memory_is_state_plus_stash_in_flight(schedule, held):
     # With recompute each piece keeps only its input; the first piece has none.
     peaks = simulate(make_plan(costs, 4, 8, schedule, recompute="full"), costs).peak_bytes
     assert peaks == tuple(4000 + (1 if device == 0 else 2) * n for device, n in enumerate(held))
+
+
+def padded(plan, costs):
+    simulation = simulate(plan, costs, memory_model="padded")
+    assert simulation.memory == simulate(plan, costs).memory
+    assert len(set(simulation.peak_bytes)) == 1
+    return simulation.peak_bytes[0]
+
+
+def two_stages(schedule, *, pieces, bounds, recompute=None, factor=2):
+    """A plan and costs of two stages on two devices with 2 micro-batches."""
+    costs = CostTable("unit", pieces, state_factor=factor)
+    names, policies = tuple(p.name for p in pieces), recompute or ("none",) * len(pieces)
+    return Plan("p", 2, 2, names, bounds, (0, 1), policies, read_csv(schedule)), costs
+
+
+ONE_F_ONE_B = "0F0,0F1,0B0,0B1\n1F0,1B0,1F1,1B1\n"
+
+
+def test_padded_devices_have_slots_and_registers_of_every_kind():
+    a = {"param_bytes": 100, "stash_bytes": 10}
+    pieces = (
+        PieceCost("a0", "a", 1, 1, 1, **a),
+        PieceCost("a1", "a", 1, 1, 1, **a),
+        PieceCost("b0", "b", 1, 1, 1, param_bytes=50, stash_bytes=4),
+    )
+    plan, costs = two_stages(ONE_F_ONE_B, pieces=pieces, bounds=(0, 2, 3))
+    # Two slots of a and one of b; device 0 stashes both pieces of 2 micro-batches, device 1 one of 1.
+    assert padded(plan, costs) == 2 * (2 * 100 + 50) + 4 * 10 + 4
+    assert simulate(plan, costs).peak_bytes == (2 * 200 + 40, 2 * 50 + 4)
+
+
+def test_padded_pieces_of_a_kind_take_the_largest():
+    pieces = (
+        PieceCost("a0", "a", 1, 1, 1, param_bytes=100, stash_bytes=10),
+        PieceCost("a1", "a", 1, 1, 1, param_bytes=30, stash_bytes=25),
+    )
+    plan, costs = two_stages(ONE_F_ONE_B, pieces=pieces, bounds=(0, 1, 2), factor=1)
+    assert padded(plan, costs) == 100 + 2 * 25
+
+
+def test_padded_counts_what_I_leaves_for_W_apart():
+    pieces = (
+        PieceCost("a0", "a", 1, 1, 1, stash_bytes=10, grad_stash_bytes=3),
+        PieceCost("b0", "b", 1, 1, 1, stash_bytes=100, grad_stash_bytes=7),
+    )
+    schedule = "0F0,0F1,0I0,0W0,0I1,0W1\n1F0,1I0,1F1,1I1,1W0,1W1\n"
+    plan, costs = two_stages(schedule, pieces=pieces, bounds=(0, 1, 2))
+    # a: 2 between F and W, 1 between I and W; b: 2 and 2.
+    assert padded(plan, costs) == 2 * 10 + 3 + 2 * 100 + 2 * 7
+
+
+def test_padded_recompute_stashes_inputs_of_equal_bytes_in_one_class():
+    sizes = {"stash_bytes": 1000, "output_bytes": 30}
+    pieces = (
+        PieceCost("a0", "a", 1, 1, 1, **sizes),
+        PieceCost("b0", "b", 1, 1, 1, **sizes),
+        PieceCost("a1", "a", 1, 1, 1, **sizes),
+        PieceCost("b1", "b", 1, 1, 1, **sizes),
+    )
+    plan, costs = two_stages(ONE_F_ONE_B, pieces=pieces, bounds=(0, 2, 4), recompute=("full",) * 4)
+    # Device 0 keeps b0's input for 2 micro-batches, device 1 two inputs for one; a0 reads the batch.
+    assert padded(plan, costs) == 2 * 30
+    plan, costs = two_stages(
+        ONE_F_ONE_B, pieces=pieces, bounds=(0, 2, 4), recompute=("none", "full", "full", "full")
+    )
+    assert padded(plan, costs) == 2 * 30 + 2 * 1000
+
+
+def test_padded_equals_ideal_where_devices_are_alike():
+    sizes = {"param_bytes": 7, "stash_bytes": 5, "output_bytes": 3}
+    costs = CostTable("unit", tuple(PieceCost(f"p{i}", "k", 1, 1, 1, **sizes) for i in range(4)))
+    plan = make_plan(costs, 4, 6, "gpipe")
+    assert simulate(plan, costs).peak_bytes == (padded(plan, costs),) * 4
+    plan = make_plan(costs, 4, 6, "1f1b")  # only the first device is full
+    assert simulate(plan, costs).peak_bytes[0] == padded(plan, costs) > simulate(plan, costs).peak_bytes[1]
+
+
+def counted(plan, costs):
+    """Padded bytes by counting, action by action, what is alive."""
+    most = {}
+
+    def see(alive):
+        for key, number in Counter(alive).items():
+            most[key] = max(most.get(key, 0), number)
+
+    bytes_of = {}
+    for i, piece in enumerate(costs.pieces):
+        largest = [p for j, p in enumerate(costs.pieces) if p.kind == piece.kind]
+        bytes_of["param", piece.kind] = costs.state_factor * max(p.param_bytes for p in largest)
+        same = [
+            p for p, r in zip(costs.pieces, plan.recompute) if (p.kind, r) == (piece.kind, plan.recompute[i])
+        ]
+        bytes_of["stash", piece.kind] = max(
+            [
+                p.stash_bytes
+                for p, r in zip(costs.pieces, plan.recompute)
+                if (p.kind, r) == (piece.kind, "none")
+            ],
+            default=0,
+        )
+        bytes_of["between", piece.kind, plan.recompute[i]] = max(p.grad_stash_bytes for p in same)
+    for device, row in enumerate(plan.schedule):
+        see(
+            ("param", costs.pieces[i].kind)
+            for stage, home in enumerate(plan.stage_to_device)
+            if home == device
+            for i in plan.stage_pieces(stage)
+        )
+        alive = {}
+        for stage, phase, microbatch in row:
+            for i in plan.stage_pieces(stage):
+                piece, policy = costs.pieces[i], plan.recompute[i]
+                if phase == "F" and policy == "full":
+                    size = costs.pieces[i - 1].output_bytes if i else 0
+                    bytes_of["input", size] = size
+                    alive[i, microbatch, "F"] = ("input", size)
+                elif phase == "F":
+                    alive[i, microbatch, "F"] = ("stash", piece.kind)
+                elif phase == "I":
+                    alive[i, microbatch, "I"] = ("between", piece.kind, policy)
+            see(alive.values())
+            if phase in "BW":
+                for i in plan.stage_pieces(stage):
+                    alive.pop((i, microbatch, "F"))
+                    alive.pop((i, microbatch, "I"), None)
+    return sum(number * bytes_of[key] for key, number in most.items())
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.data())
+def test_padded_bytes_by_counting(data):
+    number = st.integers(0, 9)
+    devices, microbatches = data.draw(st.integers(1, 4)), data.draw(st.integers(1, 6))
+    pieces = []
+    for i in range(data.draw(st.integers(devices, 8))):
+        kind, sizes = data.draw(st.sampled_from("abc")), [data.draw(number) for _ in range(4)]
+        pieces.append(PieceCost(f"p{i}", kind, *[data.draw(number) for _ in range(3)], *sizes))
+    costs = CostTable("unit", tuple(pieces), state_factor=3)
+    policies = {kind: data.draw(st.sampled_from(["none", "full"])) for kind in {p.kind for p in pieces}}
+    name = data.draw(st.sampled_from(["gpipe", "1f1b", "1f1b_split", "zb_h1"]))
+    plan = make_plan(costs, devices, microbatches, name, recompute=policies)
+    assert padded(plan, costs) == counted(plan, costs)
+    assert padded(plan, costs) >= max(simulate(plan, costs).peak_bytes)

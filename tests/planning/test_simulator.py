@@ -264,3 +264,68 @@ def test_large_plans_are_quick():
     start = time.process_time()
     simulate(plan, costs)
     assert time.process_time() - start < 2.0
+
+
+TWO = "0F0 0F1 0B0 0B1", "1F0 1B0 1F1 1B1"  # 1F1B
+
+
+def test_buffered_sends_by_hand():
+    simulation = simulate(rows(*TWO), table([(1, 1, 1)] * 2, Link(latency=1)))
+    # 1F1 would be there at 3; 1B0, made at 5, and 1B1, made at 8, arrive a unit later.
+    assert [(e.start, e.end) for e in simulation.events[0]] == [(0, 1), (1, 2), (6, 8), (9, 11)]
+    assert [(e.start, e.end) for e in simulation.events[1]] == [(2, 3), (3, 5), (5, 6), (6, 8)]
+    # Device 0 waits a unit for either gradient. Device 1 waits for 0F0, but computes while 0F1 travels.
+    assert simulation.terms == ((6, 2, 0, 3), (6, 2, 1, 4))
+
+
+def test_rendezvous_sends_by_hand():
+    simulation = simulate(rows(*TWO), table([(1, 1, 1)] * 2, Link(latency=1)), "rendezvous")
+    # 0F0 is received from 1 to 2. 0F1 ends at 3, but device 1 takes it after 1B0, from 5 to 6, while it sends
+    # the gradient of 1B0 to device 0; 1B1 ends at 9.
+    assert [(e.start, e.end) for e in simulation.events[0]] == [(0, 1), (2, 3), (6, 8), (10, 12)]
+    assert [(e.start, e.end) for e in simulation.events[1]] == [(2, 3), (3, 5), (6, 7), (7, 9)]
+    assert simulation.terms == ((6, 2, 0, 4), (6, 2, 0, 4))
+
+
+def test_rendezvous_without_receiver_in_time_deadlocks():
+    plan, costs = rows("0F0 0F1 0B0 0B1", "1F1 1B1 1F0 1B0"), table([(1, 1, 1)] * 2)
+    assert simulate(plan, costs).makespan == 12
+    with pytest.raises(ValueError) as error:
+        simulate(plan, costs, "rendezvous")
+    assert str(error.value) == (
+        "the schedule of plan 'p' deadlocks: "
+        "device 0 stops at 0F1, which waits for 0F0 to be received by device 1, as 1F0 after 1B1; "
+        "device 1 stops at 1F1, which waits for 0F1 of device 0"
+    )
+
+
+@pytest.mark.parametrize("name", ["gpipe", "1f1b"])
+def test_rendezvous_costs_nothing_where_devices_meet_at_every_step(name):
+    costs = table([(1, 1, 1)] * 4)
+    plan = make_plan(costs, 4, 8, name)
+    assert simulate(plan, costs, "rendezvous").makespan == simulate(plan, costs).makespan == 3 * (8 + 4 - 1)
+
+
+def test_rendezvous_makes_zb_h1_wait():
+    """The neighbour posts its receive only after the W that ZB-H1 puts between."""
+    costs = table([(1, 1, 1)] * 4)
+    plan = make_plan(costs, 4, 8, "zb_h1")
+    assert simulate(plan, costs, "rendezvous").makespan > simulate(plan, costs).makespan
+
+
+def test_unknown_words_get_the_known_ones():
+    plan, costs = rows("0F0 0B0"), table([(1, 1, 1)])
+    with pytest.raises(ValueError, match="unknown way of sending 'x'; known: buffered, rendezvous"):
+        simulate(plan, costs, "x")
+    with pytest.raises(ValueError, match="unknown memory model 'x'; known: ideal, padded"):
+        simulate(plan, costs, memory_model="x")
+
+
+def test_deadlock_names_values_that_nobody_makes_by_what_would_make_them():
+    costs = table([(1, 1, 1)] * 2)
+    with pytest.raises(ValueError, match="device 0 stops at 0B0, which waits for 1B0, which no device runs"):
+        simulate(rows("0F0 0B0", "1F0"), costs)
+    with pytest.raises(ValueError, match="device 0 stops at 0B0, which waits for 0F0, which no device runs"):
+        simulate(rows("0B0"), table([(1, 1, 1)]))
+    with pytest.raises(ValueError, match="device 0 stops at 0W0, which waits for 0B0, which no device runs"):
+        simulate(rows("0F0 0W0"), table([(1, 1, 1)]))
