@@ -5,9 +5,11 @@ from typing import NamedTuple
 
 from jaxpipe.costs.table import CostTable
 from jaxpipe.planning import helix
+from jaxpipe.planning.interleaved import breadth_first, hanayo, interleaved_1f1b
+from jaxpipe.planning.layers import even_layers
 from jaxpipe.planning.partition import balanced
 from jaxpipe.planning.plan import Plan, Schedule, check
-from jaxpipe.planning.schedules import SCHEDULES
+from jaxpipe.planning.schedules import SCHEDULES, one_f_one_b
 from jaxpipe.planning.stages import piece_time
 
 
@@ -57,15 +59,39 @@ def staged_plan(
     return plan
 
 
-def _one_stage_a_device(name: str) -> Named:
+def _by_rule(
+    name: str, rule: Callable[[int, int], Schedule], step: Callable[[int], int] = lambda devices: 1
+) -> Named:
+    """A schedule made of (devices, micro-batches); each stage is on the device where its actions stand."""
+
     def make(costs: CostTable, devices: int, microbatches: int) -> Plan:
-        return staged_plan(name, costs, microbatches, range(devices), SCHEDULES[name](devices, microbatches))
+        schedule = rule(devices, microbatches)
+        home = {action.stage: device for device, row in enumerate(schedule) for action in row}
+        if len(home) > len(costs.pieces):
+            raise ValueError(
+                f"schedule {name!r} on {devices} devices needs at least {len(home)} pieces, "
+                f"not {len(costs.pieces)}"
+            )
+        return staged_plan(name, costs, microbatches, [home[stage] for stage in sorted(home)], schedule)
 
-    return Named(make)
+    return Named(make, step)
 
 
-NAMED: dict[str, Named] = {name: _one_stage_a_device(name) for name in SCHEDULES}
+def _s_1f1b(costs: CostTable, devices: int, microbatches: int) -> Plan:
+    """1F1B on layers split evenly by count, the embedding with the first and the head with the last."""
+    schedule, bounds = one_f_one_b(devices, microbatches), even_layers(costs.pieces, devices)
+    return staged_plan("s_1f1b", costs, microbatches, range(devices), schedule, bounds)
+
+
+NAMED: dict[str, Named] = {name: _by_rule(name, rule) for name, rule in SCHEDULES.items()}
 """Everything that `named_plan` makes."""
+
+NAMED |= {
+    "s_1f1b": Named(_s_1f1b),
+    "interleaved_1f1b": _by_rule("interleaved_1f1b", interleaved_1f1b, step=lambda devices: devices),
+    "breadth_first": _by_rule("breadth_first", breadth_first),
+    "hanayo": _by_rule("hanayo", hanayo),
+}
 
 
 def _helix(name: str, fold: int, recompute: bool) -> Named:
