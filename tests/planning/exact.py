@@ -1,8 +1,8 @@
 """The exact optimum over all schedules of small plans, as a yardstick for planners.
 
 A constraint model for OR-tools' CP-SAT: a start for each F, I and W; no two actions of a device overlap;
-what comes from another device comes later by the time of the message; memory as
-`jaxpipe.planning.memory` counts it. Every result is proven.
+what comes from another device comes later by the time of the message; memory as the ideal model of
+`jaxpipe.planning.memory` has it. Every result is proven.
 
 Micro-batches are alike, so some best schedule runs each phase of each stage in the order of the
 micro-batches, and only those are searched. Proof: of any schedule call the k-th start of a phase of a

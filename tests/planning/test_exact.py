@@ -9,6 +9,7 @@ import pytest
 from jaxpipe.costs.table import CostTable, Link, PieceCost
 from jaxpipe.planning.named import NAMED, named_plan
 from jaxpipe.planning.plan import Action, check
+from jaxpipe.planning.schedules import SCHEDULES
 from jaxpipe.planning.simulator import simulate
 from tests.planning.exact import best_plan, best_schedule, blank_plan, lower_bound, partitions
 
@@ -132,14 +133,14 @@ def test_a_v_brings_the_last_stage_back_to_device_0():
 STAY = [name for name in NAMED if not name.startswith("helix")]
 
 
-@pytest.mark.parametrize("name", STAY)
-@pytest.mark.parametrize("seed", range(2))
-def test_no_schedule_by_name_beats_the_optimum(name, seed):
+@pytest.mark.parametrize(
+    ("name", "devices", "least"), [(n, 2, 2) for n in STAY] + [(n, 3, 6) for n in SCHEDULES]
+)
+def test_no_schedule_by_name_beats_the_optimum(name, devices, least):
     """On uneven pieces, with as much memory on each device as the schedule takes."""
-    costs, devices = random_table(Random(seed), 8, latency=seed), 2 + seed
-    step, least = NAMED[name].step(devices), NAMED[name].least(devices)
-    microbatches = step * -(-max(4, least) // step)
-    plan = named_plan(name, costs, devices, microbatches)
+    costs = random_table(Random(f"{name} {devices}"), 8, latency=devices - 2)
+    step, least = NAMED[name].step(devices), max(least, NAMED[name].least(devices))
+    plan = named_plan(name, costs, devices, step * -(-least // step))
     simulation = simulate(plan, costs)
     found = best_schedule(plan, costs, [int(peak) for peak in simulation.peak_bytes])
     assert proven(found, costs, simulation.peak_bytes) <= simulation.makespan
