@@ -4,7 +4,7 @@ from collections.abc import Callable, Collection, Sequence
 from typing import NamedTuple
 
 from jaxpipe.costs.table import CostTable
-from jaxpipe.planning import helix
+from jaxpipe.planning import adaptive, helix
 from jaxpipe.planning.interleaved import breadth_first, hanayo, interleaved_1f1b
 from jaxpipe.planning.layers import even_layers
 from jaxpipe.planning.partition import balanced
@@ -111,6 +111,23 @@ NAMED |= {
     "helix_naive_recompute": _helix("helix_naive_recompute", 1, recompute=True),
     "helix_two_fold": _helix("helix_two_fold", 2, recompute=False),
     "helix_two_fold_recompute": _helix("helix_two_fold_recompute", 2, recompute=True),
+}
+
+
+def _tuned(name: str, tune: Callable[[CostTable, int, int], adaptive.Tuned]) -> Callable[..., Plan]:
+    """1F1B on a partition and a recompute policy that are tuned together."""
+
+    def make(costs: CostTable, devices: int, microbatches: int) -> Plan:
+        bounds, recompute, _ = tune(costs, devices, microbatches)
+        schedule = one_f_one_b(devices, microbatches)
+        return staged_plan(name, costs, microbatches, range(devices), schedule, bounds, recompute)
+
+    return make
+
+
+NAMED |= {
+    "mist": Named(_tuned("mist", adaptive.mist)),
+    "adapipe": Named(_tuned("adapipe", adaptive.adapipe), least=lambda devices: devices),
 }
 
 
