@@ -111,10 +111,9 @@ def _changes(rows: Rows, stash: np.ndarray, gradient: np.ndarray) -> tuple[np.nd
 
 
 def _peaks(rows: Rows, taken: np.ndarray, freed: np.ndarray) -> np.ndarray:
-    """For each device the most that is held during one of its actions; 0 where it has none."""
+    """For each device the most that it ever holds; an action takes or frees, so this is after one of them."""
     peaks = np.zeros(len(rows.first) - 1, taken.dtype)
     for device in range(len(peaks)):
         own = slice(rows.first[device], rows.first[device + 1])
-        held = np.cumsum(taken[own] - freed[own]) + freed[own]
-        peaks[device] = held.max(initial=0)
+        peaks[device] = np.cumsum(taken[own] - freed[own]).max(initial=0)
     return peaks

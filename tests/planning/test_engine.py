@@ -100,8 +100,9 @@ def cases(draw):
     return schedule, times, [latency + b for b in size], plan, costs
 
 
-@settings(max_examples=150, deadline=None)
-@given(cases(), st.sampled_from(SENDS))
+@pytest.mark.parametrize("sends", SENDS)
+@settings(max_examples=120, deadline=None)
+@given(case=cases())
 def test_times_are_those_of_longest_paths(case, sends):
     schedule, times, message, plan, costs = case
     try:
@@ -115,8 +116,9 @@ def test_times_are_those_of_longest_paths(case, sends):
     assert found == {a: (start[a], end[a]) for row in schedule for a in row}
 
 
-@settings(max_examples=80, deadline=None)
-@given(cases(), st.sampled_from(SENDS))
+@pytest.mark.parametrize("sends", SENDS)
+@settings(max_examples=60, deadline=None)
+@given(case=cases())
 def test_terms_are_what_each_unit_of_time_is_spent_on(case, sends):
     schedule, times, message, plan, costs = case
     try:
