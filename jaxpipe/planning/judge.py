@@ -104,9 +104,10 @@ def judge(
 
 
 def _verdict(shape: Shape, events: tuple[tuple[Event, ...], ...]) -> Verdict:
-    devices = [
-        sorted({d for (s, _), d in shape.homes.items() if s == stage}) for stage in range(shape.stages)
-    ]
+    devices: list[list[int]] = [[] for _ in range(shape.stages)]
+    for (stage, _), device in sorted(shape.homes.items()):
+        if device not in devices[stage]:
+            devices[stage].append(device)
     makespan = max(row[-1].end for row in events if row)
     busy = tuple(_busy(row) for row in events)
     return Verdict(

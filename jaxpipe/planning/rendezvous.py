@@ -96,9 +96,7 @@ def circle(stops: Mapping[int, Cell], waits: Mapping[int, tuple[str, int | None]
     for device in path:
         name, home = waits[device]
         place = "no row has" if home is None else f"stands later on device {home}"
-        clauses.append(
-            f"device {device} stops at {stops[device].text}, which waits for {name}, which {place}"
-        )
+        clauses.append(f"device {device} stops at {stops[device].text} and waits for {name}, which {place}")
     places = tuple(Place(device, stops[device].column) for device in path)
     return Fault(f"{where(places[0])}: deadlock: {'; '.join(clauses)}", places)
 
