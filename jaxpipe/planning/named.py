@@ -135,6 +135,16 @@ def named_plan(name: str, costs: CostTable, devices: int, microbatches: int) -> 
     """The plan of a name.
 
     Raises:
+      ValueError: as `check_numbers`, and where the costs do not allow such a plan.
+    """
+    check_numbers(name, devices, microbatches)
+    return NAMED[name].make(costs, devices, microbatches)
+
+
+def check_numbers(name: str, devices: int, microbatches: int) -> None:
+    """Whether a schedule takes these numbers.
+
+    Raises:
       ValueError: the name is unknown, or its schedule does not take so many devices or micro-batches.
     """
     if name not in NAMED:
@@ -142,7 +152,7 @@ def named_plan(name: str, costs: CostTable, devices: int, microbatches: int) -> 
     for what, number in (("devices", devices), ("microbatches", microbatches)):
         if number < 1:
             raise ValueError(f"{what} is {number}; expected at least 1")
-    make, step, least = NAMED[name]
+    _, step, least = NAMED[name]
     multiple, minimum = step(devices), least(devices)
     if microbatches % multiple or microbatches < minimum:
         wanted = [f"multiples of {multiple}"] if multiple > 1 else []
@@ -151,4 +161,3 @@ def named_plan(name: str, costs: CostTable, devices: int, microbatches: int) -> 
             f"schedule {name!r} on {devices} devices takes {' and '.join(wanted)} micro-batches, "
             f"not {microbatches}"
         )
-    return make(costs, devices, microbatches)
