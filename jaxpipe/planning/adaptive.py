@@ -14,6 +14,7 @@ Neither counts messages between devices. Memory is the ideal model of `simulate`
 allocates more.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import NamedTuple
@@ -292,10 +293,9 @@ def _too_little(costs: CostTable, all_runs: Runs) -> str:
     device = max(range(len(size)), key=lambda s: size[s, bounds[s], bounds[s + 1]])
     run = bounds[device], bounds[device + 1]
     first, last = (costs.pieces[i].name for i in (run[0], run[1] - 1))
-    needed, state, stashes, limit = (
-        f"{size / 1e9:.4g} GB"
-        for size in (least, all_runs.state[run], stash[(device, *run)], costs.memory_limit_bytes)
-    )
+    needed = f"{math.ceil(least / 1e6) / 1e3:g} GB"  # rounded up, so that it does
+    sizes = all_runs.state[run], stash[(device, *run)], costs.memory_limit_bytes
+    state, stashes, limit = (f"{size / 1e9:.4g} GB" for size in sizes)
     return (
         f"1F1B needs at least {needed} on device {device}, because its pieces {first} to {last} hold {state} "
         f"of state and, all recomputed, {stashes} of stashes of {all_runs.flight[device]} micro-batches; "
