@@ -21,18 +21,20 @@ from jaxpipe.planning.judge import Unit, Verdict, judge
 SCHEDULE = flags.DEFINE_string("schedule", None, "the CSV file of a schedule", required=True)
 COSTS = flags.DEFINE_string("costs", None, "a cost table such as the costs.json of a run")
 TIMES = {
-    "F": flags.DEFINE_float("F", None, "time of a forward (1)"),
-    "I": flags.DEFINE_float("I", None, "time of an input gradient (1)"),
-    "W": flags.DEFINE_float("W", None, "time of a weight gradient (1); a full backward takes I + W"),
-    "comm": flags.DEFINE_float("comm", None, "one-way latency of a message (0)"),
+    "F": flags.DEFINE_float("F", None, "a number, the time of a forward (1)"),
+    "I": flags.DEFINE_float("I", None, "a number, the time of an input gradient (1)"),
+    "W": flags.DEFINE_float(
+        "W", None, "a number, the time of a weight gradient (1); a full backward takes I + W"
+    ),
+    "comm": flags.DEFINE_float("comm", None, "a number, the one-way latency of a message (0)"),
 }
 PLACEMENT = flags.DEFINE_string(
     "stage_to_device", None, "the device of each stage, as in 0,1,1,0; by default the row it stands on"
 )
 MEMORY = flags.DEFINE_enum(
-    "memory_model", None, ["padded", "ideal"], "what --costs counts as memory: padded or ideal (padded)"
+    "memory_model", None, ["padded", "ideal"], "how memory is counted with --costs (padded)"
 )
-JSON = flags.DEFINE_bool("json", False, "print one JSON object and nothing else")
+JSON = flags.DEFINE_bool("json", False, "true or false; true prints one JSON object and nothing else")
 
 
 def main(argv: list[str]) -> None:

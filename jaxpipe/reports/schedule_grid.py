@@ -35,13 +35,13 @@ def schedule_grid(sheet: Sheet, places: Sequence[Place], width: int) -> Text:
     first, stop = _window(sizes, middle, width - side - 2)
     left, right = "…" if first > 1 else " ", "…" if stop <= last else ""
     header = "".join(f" {column}".ljust(sizes[column]) for column in range(first, stop))
-    grid = Text(f"{'column':<{side}} {header}".rstrip(), style="dim", no_wrap=True, overflow="ignore")
+    grid = Text(no_wrap=True, overflow="ignore")
+    grid.append(f"{'column':<{side}} {header}".rstrip(), style="dim")
     for device, row in enumerate(shown):
-        grid.append(f"\n{f'device {device}':<{side}}{left}", style="not dim")
+        grid.append(f"\n{f'device {device}':<{side}}{left}")
         for column in range(first, stop):
-            style = MARK if (device, column) in marked else "not dim"
             text = row.get(column, "")
-            grid.append(text, style=style)
+            grid.append(text, style=MARK if (device, column) in marked else None)
             grid.append(" " * (sizes[column] - len(text)))
         grid.append(right)
     return grid

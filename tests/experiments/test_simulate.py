@@ -1,0 +1,141 @@
+"""The command `python -m experiments.simulate`, as a user meets it."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from jaxpipe.costs import table
+from jaxpipe.costs.table import CostTable, Link, PieceCost
+
+ROOT = Path(__file__).parents[2]
+DATA = ROOT / "tests" / "data"
+ZB1P = f"--schedule={DATA / 'pytorch_zb1p_2rank_2stagep_compute.csv'}"
+
+
+def run(*arguments):
+    command = [sys.executable, "-m", "experiments.simulate", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
+
+
+@pytest.fixture
+def wrong(tmp_path):
+    path = tmp_path / "wrong.csv"
+    path.write_text("0F0,0F1,0B0,0B1\n1F0,1B1,1B0,1F1\n")
+    return path
+
+
+def test_one_json_object_and_nothing_else():
+    result = run(ZB1P, "--json")
+    assert (result.returncode, result.stderr) == (0, "")
+    assert result.stdout.count("\n") == 1
+    verdict = json.loads(result.stdout)
+    assert verdict == {
+        "makespan": 49,
+        "bubble_fraction": pytest.approx(1 - 48 / 49),
+        "internal_bubble": [1, 0],
+        "busy": [48, 48],
+        "peak_inflight": [4, 4],
+        "valid": True,
+        "error": None,
+    }
+
+
+def test_times_and_placement_by_flags(tmp_path):
+    path = tmp_path / "a.csv"
+    path.write_text("0F0,0B0\n1F0,1B0\n")
+    times = ("--F=2", "--I=5", "--W=3", "--comm=5")
+    result = run(f"--schedule={path}", *times, "--stage_to_device=0,1", "--json")
+    # F 0-2, message until 7, F 7-9, B 9-17, message until 22, B 22-30.
+    assert json.loads(result.stdout)["makespan"] == 30
+    result = run(f"--schedule={path}", "--stage_to_device=1,0", "--json")
+    assert result.returncode == 1
+    error = "row 1, column 1: 0F0 is wrong: it stands on device 0, its stage on 1"
+    assert json.loads(result.stdout)["error"] == error
+
+
+def test_a_cost_table(tmp_path):
+    pieces = [PieceCost(f"p{i}", "k", 1, 2, 3, param_bytes=100, stash_bytes=8) for i in range(4)]
+    pieces[3] = PieceCost("head", "head", 2, 2, 2, param_bytes=300, stash_bytes=1)
+    table.save(CostTable("ms", tuple(pieces), Link(1)), tmp_path / "costs.json")
+    (tmp_path / "a.csv").write_text("0F0,0B0\n1F0,1B0\n")
+    arguments = (f"--schedule={tmp_path / 'a.csv'}", f"--costs={tmp_path / 'costs.json'}")
+    ideal = json.loads(run(*arguments, "--memory_model=ideal", "--json").stdout)
+    # Two pieces a stage: forwards 2 and 3, backwards 10 and 9, two messages of 1.
+    assert ideal["makespan"] == 2 + 1 + 3 + 9 + 1 + 10
+    assert ideal["peak_bytes"] == [2 * 100 + 2 * 8, 100 + 300 + 8 + 1]
+    padded = json.loads(run(*arguments, "--json").stdout)
+    assert padded["peak_bytes"] == [2 * 100 + 300 + 2 * 8 + 1] * 2
+    text = run(*arguments).stdout
+    assert "makespan 26.0 ms, bubble" in text
+    assert text.count("517 B") == 2
+
+
+def test_the_words_for_people():
+    result = run(f"--schedule={DATA / 'dualpipe_p4_m8.csv'}")
+    assert (result.returncode, result.stderr) == (0, "")
+    assert "valid: 4 devices, 8 stages, 8 micro-batches\nmakespan 26.0, bubble 7.69%\n" in result.stdout
+
+
+def test_a_wrong_schedule_is_shown_and_explained(wrong):
+    result = run(f"--schedule={wrong}")
+    assert result.returncode == 1
+    error = "row 2, column 2: 1B1 is wrong: it stands before 1F1 at row 2, column 4, whose result it needs"
+    assert result.stderr == f"simulate: {wrong}: {error}\n"
+    assert "device 1   1F0 >1B1< 1B0  1F1" in result.stdout
+    result = run(f"--schedule={wrong}", "--json")
+    assert (result.returncode, result.stderr) == (1, "")
+    verdict = json.loads(result.stdout)
+    assert (verdict.pop("valid"), verdict.pop("error")) == (False, error)
+    assert set(verdict.values()) == {None}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "--schedule is missing; expected the CSV file of a schedule"),
+        (["--schedule"], "--schedule is missing; expected the CSV file of a schedule"),
+        (["--schedule=nowhere.csv"], "nowhere.csv: No such file or directory; expected a schedule as CSV"),
+        ([ZB1P, "stray"], "unexpected argument 'stray'; flags start with --"),
+        ([ZB1P, "--cost=x"], "unknown flag --cost; did you mean --costs? known: "),
+        ([ZB1P, "--F=x"], "--F is 'x'; expected a number, the time of a forward (1)"),
+        ([ZB1P, "--F=nan"], "--F is nan; expected a finite number of at least 0"),
+        ([ZB1P, "--comm=-1"], "--comm is -1.0; expected a finite number of at least 0"),
+        ([ZB1P, "--costs=x", "--W=1"], "--W stands beside --costs; expected one of the two"),
+        ([ZB1P, "--costs=nowhere.json"], "cannot read nowhere.json: No such file or directory"),
+        ([ZB1P, "--memory_model=ideal"], "--memory_model stands without --costs"),
+        (
+            [ZB1P, "--costs=x", "--memory_model=x"],
+            "--memory_model is 'x'; expected <padded|ideal>: how memory",
+        ),
+        ([ZB1P, "--stage_to_device=0,x"], "--stage_to_device is '0,x'; expected the device of each stage"),
+        ([ZB1P, "--stage_to_device=0,1,0,2"], "stage 3 is placed on device 2; the schedule has rows for"),
+        ([ZB1P, "--json=3"], "--json is '3'; expected true or false"),
+    ],
+)
+def test_a_mistake_is_one_line(arguments, message):
+    result = run(*arguments)
+    assert result.returncode == 1
+    assert result.stdout == ""
+    assert result.stderr.startswith(f"simulate: {message}")
+    assert result.stderr.count("\n") == 1
+
+
+def test_a_malformed_file_as_json(tmp_path):
+    path = tmp_path / "a.csv"
+    path.write_text("0F0,oops\n")
+    result = run(f"--schedule={path}", "--json")
+    assert (result.returncode, result.stderr) == (1, "")
+    verdict = json.loads(result.stdout)
+    assert not verdict["valid"]
+    assert verdict["error"].startswith(f"{path}: row 1, column 2: 'oops' is not an action")
+
+
+def test_starting_imports_neither_jax_nor_numba():
+    code = "import sys, experiments.simulate; print([m for m in ('jax', 'numba') if m in sys.modules])"
+    result = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True
+    )
+    assert result.stdout == "[]\n"
