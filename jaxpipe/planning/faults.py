@@ -13,6 +13,9 @@ from jaxpipe.planning.plan import Action
 NEEDS = {"I": "F", "B": "F", "W": "I"}
 """What an action needs from its own stage and micro-batch."""
 
+RIVALS = {"F": "", "I": "B", "W": "B", "B": "IW"}
+"""What an action cannot stand beside."""
+
 
 class Place(NamedTuple):
     """A cell of a sheet; column None is the end of the row, where something is missing."""
@@ -58,11 +61,12 @@ def wrong_cell(sheet: Sheet, stage_to_device: Sequence[int] | None = None) -> Fa
     microbatches = _first_gap(action.microbatch for action in places)
     if not places:
         return Fault("the schedule has no action", ())
-    seen: dict[Action, Place] = {}
+    seen: dict[tuple[int, int], dict[str, Place]] = {}
     for step in zip_longest(*sheet.rows):
         for device, cell in enumerate(step):
             for action in cell.actions if cell else ():
                 here = Place(device, cell.column)
+                twins = seen.setdefault((action.stage, action.microbatch), {})
                 if action.stage >= stages:
                     known = (
                         f"stages go from 0 to {stages - 1}" if stage_to_device else f"no cell is of {stages}"
@@ -73,28 +77,28 @@ def wrong_cell(sheet: Sheet, stage_to_device: Sequence[int] | None = None) -> Fa
                 elif stage_to_device and device != stage_to_device[action.stage]:
                     problem = f"it stands on device {device}, its stage on {stage_to_device[action.stage]}"
                 else:
-                    problem = _clash(action, here, seen, places)
+                    problem = _clash(action, here, twins, places)
                 if problem:
                     return Fault(f"{where(here)}: {action} is wrong: {problem}", (here,))
-                seen[action] = here
+                twins[action.phase] = here
     return None
 
 
-def _clash(action: Action, here: Place, seen: dict[Action, Place], places: dict[Action, Place]) -> str | None:
-    """What is wrong with an action beside the others of its stage and micro-batch."""
-    if action in seen:
-        return f"it stands twice, first at {where(seen[action])}"
-    twins = {phase: action._replace(phase=phase) for phase in "FIWB"}
-    rivals = {"B": ("I", "W"), "I": ("B",), "W": ("B",), "F": ()}[action.phase]
-    for rival in (twins[phase] for phase in rivals):
-        if rival in seen:
-            return f"it clashes with {rival} at {where(seen[rival])}; B is I and W at once"
-    for twin in twins.values():
-        if twin in seen and seen[twin].device != here.device:
-            return f"it stands on device {here.device}, but {twin} on device {seen[twin].device}"
-    needed = twins[NEEDS[action.phase]] if action.phase in NEEDS else None
-    if needed is None or (needed in seen and seen[needed].device == here.device):
+def _clash(action: Action, here: Place, twins: dict[str, Place], places: dict[Action, Place]) -> str | None:
+    """What is wrong with an action beside `twins`, those of its stage and micro-batch so far, by phase."""
+    if action.phase in twins:
+        return f"it stands twice, first at {where(twins[action.phase])}"
+    for rival in RIVALS[action.phase]:
+        if rival in twins:
+            twin = action._replace(phase=rival)
+            return f"it clashes with {twin} at {where(twins[rival])}; B is I and W at once"
+    for phase, place in twins.items():
+        if place.device != here.device:
+            twin = action._replace(phase=phase)
+            return f"it stands on device {here.device}, but {twin} on device {place.device}"
+    if action.phase == "F" or NEEDS[action.phase] in twins:
         return None
+    needed = action._replace(phase=NEEDS[action.phase])
     if needed not in places:
         return f"it needs {needed}, which is missing"
     if places[needed].device != here.device:

@@ -132,7 +132,7 @@ def read_sheet(text: str) -> Sheet:
         raise ValueError("an empty text is not a schedule; expected one row for each device")
     rows = tuple(tuple(_cells(row, line)) for row, line in enumerate(lines, 1))
     older = _is_older(rows)
-    return Sheet(tuple(tuple(_modern(cell, older) for cell in row) for row in rows), older)
+    return Sheet(tuple(tuple(map(_modern, row)) for row in rows) if older else rows, older)
 
 
 def read_file(path: Path | str) -> Sheet:
@@ -208,8 +208,7 @@ def _is_older(rows: tuple[tuple[Cell, ...], ...]) -> bool:
     return bool(places["BW"]) or (not places["I"] and bool(places["W"]) and places["W"] == places["B"])
 
 
-def _modern(cell: Cell, older: bool) -> Cell:
-    if not older:
-        return cell
+def _modern(cell: Cell) -> Cell:
+    """A cell of the older grammar in today's words."""
     words = {"B": "I", "BW": "B"}
     return cell._replace(actions=tuple(a._replace(phase=words.get(a.phase, a.phase)) for a in cell.actions))
