@@ -1,4 +1,3 @@
-import time
 from collections import Counter
 from graphlib import CycleError, TopologicalSorter
 from itertools import pairwise
@@ -191,15 +190,3 @@ def test_bad_arguments():
         connect(rows, 1, 3)
     with pytest.raises(ValueError, match="action 1F2 on device 1: micro-batches go from 0 to 1"):
         connect(rows, 2, 2)
-
-
-@pytest.mark.parametrize("name", ["1f1b", "zb_h1"])
-def test_five_million_actions_a_second(name):
-    rows = encode(SCHEDULES[name](16, 1024))
-    durations, messages = unit_costs(16, 0.1)
-    seconds = []
-    for _ in range(6):  # the first compiles
-        begin = time.thread_time()
-        run(rows, connect(rows, 16, 1024), durations, messages)
-        seconds.append(time.thread_time() - begin)
-    assert len(rows.stage) / min(seconds) > 5e6
