@@ -126,7 +126,8 @@ def _print(sheet: Sheet, verdict: Verdict, costs: CostTable | Unit, memory: tupl
 
     console = Console()
     if not verdict.valid:
-        console.print(schedule_grid(sheet, verdict.places, console.width))
+        if verdict.places:
+            console.print(schedule_grid(sheet, verdict.places, console.width))
         _stop(f"{SCHEDULE.value}: {verdict.error}")
     unit = costs.unit if isinstance(costs, CostTable) else "unit"
     for line in verdict_lines(sheet, verdict, unit):

@@ -15,7 +15,7 @@ MARK = "bold white on red"
 
 
 def schedule_grid(sheet: Sheet, places: Sequence[Place], width: int) -> Text:
-    """One line a device, one column a cell; the cells at `places` in red and between > and <.
+    """One line a device, one column a cell; the cells at `places`, at least one, in red and between > and <.
 
     What does not fit into `width` characters is cut off so that the first place stays in sight.
     """
@@ -31,7 +31,7 @@ def schedule_grid(sheet: Sheet, places: Sequence[Place], width: int) -> Text:
         for column in range(1, last + 1)
     }
     side = len(f"device {len(shown) - 1}") + 1
-    middle = places[0].column or max(shown[places[0].device]) if places else 1
+    middle = places[0].column or max(shown[places[0].device])
     first, stop = _window(sizes, middle, width - side - 2)
     left, right = "…" if first > 1 else " ", "…" if stop <= last else ""
     header = "".join(f" {column}".ljust(sizes[column]) for column in range(first, stop))

@@ -123,6 +123,13 @@ def test_a_mistake_is_one_line(arguments, message):
     assert result.stderr.count("\n") == 1
 
 
+def test_a_schedule_without_actions(tmp_path):
+    (tmp_path / "a.csv").write_text(",,\n,,\n")
+    result = run(f"--schedule={tmp_path / 'a.csv'}")
+    assert (result.returncode, result.stdout) == (1, "")
+    assert result.stderr == f"simulate: {tmp_path / 'a.csv'}: the schedule has no action\n"
+
+
 def test_a_malformed_file_as_json(tmp_path):
     path = tmp_path / "a.csv"
     path.write_text("0F0,oops\n")

@@ -312,6 +312,13 @@ def test_messages_as_torch_orders_them(case):
     assert lowered == judge(read_sheet("\n".join(case["compute"])))
 
 
+@pytest.mark.parametrize("case", CASES["merge_bw"], ids=str)
+def test_merging_i_and_w_changes_no_time_on_one_device(case):
+    split, merged = (judge(read_sheet(case[name])) for name in ("in", "expect"))
+    assert split.makespan == merged.makespan == 9
+    assert split.peak_in_flight == merged.peak_in_flight == (3,)
+
+
 @pytest.mark.parametrize("rows", ["in", "out"])
 def test_a_receive_before_what_brings_it_about(rows):
     """Torch's pass for deferring receives leaves a gradient's receive before the activation's send."""
