@@ -48,7 +48,7 @@ def wrong_cell(sheet: Sheet, stage_to_device: Sequence[int] | None = None) -> Fa
     """The first action that must not stand where it stands, column by column.
 
     It is of an unknown stage or micro-batch (after a number that nothing is of), on a wrong device, there
-    twice, or before what it needs of its own stage.
+    twice, or before what it needs of its own stage. If there is none, the first placed stage without actions.
 
     stage_to_device: where each stage belongs; None when its micro-batches may be on any device.
     """
@@ -81,6 +81,13 @@ def wrong_cell(sheet: Sheet, stage_to_device: Sequence[int] | None = None) -> Fa
                 if problem:
                     return Fault(f"{where(here)}: {action} is wrong: {problem}", (here,))
                 twins[action.phase] = here
+    present = {stage for stage, _ in seen}
+    for stage, device in enumerate(stage_to_device or ()):
+        if stage not in present:
+            place = Place(device, None)
+            return Fault(
+                f"{where(place)}: stage {stage} is placed on device {device} and has no action", (place,)
+            )
     return None
 
 

@@ -259,6 +259,12 @@ def test_columns_are_those_of_the_file():
         ValueError, match="stage 1 is placed on device 2; the schedule has rows for devices 0"
     ):
         judged("0F0 0B0", "1F0 1B0", stage_to_device=(0, 2))
+    for placement, stage in (((0, 1, 0), 2), ((0, 1, 1, 0), 2)):
+        fewer = judged("0F0 0B0", "1F0 1B0", stage_to_device=placement)
+        device = placement[stage]
+        assert fewer.error == f"row {device + 1}, end: stage 2 is placed on device {device} and has no action"
+    gap = judged("0F0 0B0", "2F0 2B0", stage_to_device=(0, 1, 1))
+    assert gap.error == "row 2, end: stage 1 is placed on device 1 and has no action"
     beyond = judged("0F0 0B0", "1F0 1B0", stage_to_device=(0,))
     assert beyond.error == "row 2, column 1: 1F0 is wrong: stage 1 is unknown: stages go from 0 to 0"
 
