@@ -1,0 +1,252 @@
+"""Makes plans by the names of their schedules and compares them, before anything runs.
+
+    python -m experiments.plan --costs=costs.json --devices=8 --microbatches=32 --workdir=DIR \\
+        --schedules=s_1f1b,zb_h1 [--tune=] [--memory_limit_gb=80] [--memory_model=padded] [--show=zb_h1]
+
+With --config=FILE in place of --costs, --devices and --microbatches, the costs are those predicted for the
+configuration's model and chip; fields are overridden as in --config.mesh.stage=8. Without --schedules all are
+compared that take these numbers. DIR gets report.json and, of the fastest valid plan or the one to show,
+plan.json, schedule.csv, gantt.svg and trace.json.
+"""
+
+import difflib
+import os
+import re
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import NoReturn
+
+from absl import app, flags
+
+COSTS = flags.DEFINE_string("costs", None, "a cost table such as the costs.json of a run")
+DEVICES = flags.DEFINE_integer("devices", None, "a number of pipeline devices, at least 1", lower_bound=1)
+MICROBATCHES = flags.DEFINE_integer(
+    "microbatches", None, "a number of micro-batches, at least 1", lower_bound=1
+)
+SCHEDULES = flags.DEFINE_list("schedules", None, "names of schedules with commas between them, none for all")
+TUNE = flags.DEFINE_string("tune", "", "what to search: nothing, as nothing can be searched yet")
+WORKDIR = flags.DEFINE_string("workdir", None, "the folder to write to; made if missing")
+LIMIT = flags.DEFINE_float(
+    "memory_limit_gb",
+    None,
+    "the memory of a device in 10^9 bytes, more than 0; by default what the costs say",
+)
+MEMORY = flags.DEFINE_enum(
+    "memory_model",
+    "padded",
+    ["padded", "ideal"],
+    "padded (what one program for all devices allocates) or ideal (what each device uses)",
+)
+SHOW = flags.DEFINE_string(
+    "show", None, "the schedule whose plan is written; by default the fastest valid one"
+)
+
+PATIENCE = 1.0
+"""Seconds after which a line says which schedule took them."""
+
+
+def main(argv: list[str]) -> None:
+    """Reads, plans, prints, writes."""
+    if len(argv) > 1:
+        _stop(f"unexpected argument {argv[1]!r}; flags start with --")
+    _check_flags()
+    workdir = _open(WORKDIR.value)
+    # Only now, so that mistakes in flags are answered at once.
+    from rich.console import Console
+
+    from jaxpipe.reports import plan_report
+
+    console = Console()
+    try:
+        problem, ticks, title = _from_config() if _config_given() else _from_costs()
+        judged, refused = _judge_all(problem, ticks, console)
+        shown = _shown(judged)
+        for line in plan_report.heading(problem):
+            console.out(line, highlight=False)
+        console.print()
+        console.print(plan_report.report_table(problem, judged, shown))
+        console.print()
+        for line in plan_report.remarks(problem, judged, refused):
+            console.out(line, highlight=False)
+        plan_report.write_report(workdir, problem, judged, refused)
+        left_out = []
+        if shown is not None:
+            left_out = plan_report.write_plan(workdir, judged[shown], problem, title)
+    except ValueError as error:
+        _stop(str(error))
+    except OSError as error:
+        _stop(f"cannot write to --workdir {workdir}: {error.strerror}")
+    for line in left_out:
+        console.out(line, highlight=False)
+    written = "report.json" + (f", and of {shown} the plan, its picture and trace" if shown else "")
+    console.out(f"{workdir}: {written}", highlight=False)
+    if shown is None:
+        _stop("no plan is valid, so only report.json is written; the reasons stand above")
+
+
+def parse(argv: list[str]) -> list[str]:
+    """Parses the command line; exits with one line when a flag is missing, unknown or has a wrong value."""
+    if any(re.match(r"--?(no)?config\b", argument) for argument in argv[1:]):
+        from experiments import flags as with_config  # imports JAX
+
+        with_config.define_config()
+        return with_config.parse(argv)
+    try:
+        return flags.FLAGS(argv)
+    except flags.UnrecognizedFlagError as error:
+        known = [flag.name for flag in flags.FLAGS.get_key_flags_for_module(sys.modules[__name__])]
+        near = difflib.get_close_matches(error.flagname, known, n=1)
+        hint = f" did you mean --{near[0]}?" if near else ""
+        _stop(f"unknown flag --{error.flagname};{hint} known: --config, {', '.join(f'--{n}' for n in known)}")
+    except flags.Error as error:
+        _stop(_flag_error(str(error)))
+
+
+def _flag_error(message: str) -> str:
+    missing = re.match(r"Missing value for flag --?(\w+)$", message)
+    if missing and missing[1] in flags.FLAGS:
+        return f"--{missing[1]} has no value; expected {flags.FLAGS[missing[1]].help}"
+    if (wrong := re.match(r"flag --(\w+)=(.*?): ", message, re.DOTALL)) and wrong[1] in flags.FLAGS:
+        return f"--{wrong[1]} is {wrong[2]!r}; expected {flags.FLAGS[wrong[1]].help}"
+    return " ".join(message.split())
+
+
+def _config_given() -> bool:
+    return "config" in flags.FLAGS
+
+
+def _check_flags() -> None:
+    numbers = {
+        "devices": (DEVICES.value, "mesh.stage"),
+        "microbatches": (MICROBATCHES.value, "batch.microbatches"),
+    }
+    if _config_given() == (COSTS.value is not None):
+        found = "both --costs and --config are" if _config_given() else "neither --costs nor --config is"
+        _stop(f"{found} given; expected one of them, as in --costs=costs.json")
+    for name, (value, field) in numbers.items():
+        if _config_given() and value is not None:
+            _stop(f"--{name} stands beside --config; expected --config.{field}={value}")
+        if not _config_given() and value is None:
+            _stop(f"--{name} is missing; expected {flags.FLAGS[name].help}")
+    if SCHEDULES.value == []:
+        _stop(f"--schedules is empty; expected {flags.FLAGS['schedules'].help}")
+    if TUNE.value:
+        _stop(f"--tune is {TUNE.value!r}; expected nothing, as nothing can be searched yet")
+    if LIMIT.value is not None and not 0 < LIMIT.value < float("inf"):
+        _stop(f"--memory_limit_gb is {LIMIT.value}; expected {flags.FLAGS['memory_limit_gb'].help}")
+    if not WORKDIR.value:
+        _stop(f"--workdir is missing; expected {flags.FLAGS['workdir'].help}")
+
+
+def _open(folder: str) -> Path:
+    """The folder, made and tried before minutes of planning."""
+    workdir = Path(folder)
+    try:
+        workdir.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=workdir):
+            pass
+    except OSError as error:
+        _stop(f"cannot write to --workdir {folder}: {error.strerror}")
+    return workdir
+
+
+def _from_costs():
+    """The problem of the flags, a function from a plan to its time on ticks, and a title."""
+    from jaxpipe.costs.table import load
+    from jaxpipe.program.arrange import arrange
+    from jaxpipe.program.from_costs import specs_from_costs
+    from jaxpipe.reports.plan_report import make_problem
+
+    costs = load(COSTS.value)
+    pieces = specs_from_costs(costs)
+    problem = make_problem(costs, DEVICES.value, MICROBATCHES.value, _limit_bytes(), MEMORY.value)
+    return problem, lambda plan: arrange(plan, pieces, costs)[0].makespan, Path(COSTS.value).name
+
+
+def _from_config():
+    """The same from a configuration; the model is traced, nothing is computed."""
+    from experiments.flags import resolve
+
+    config = resolve(flags.FLAGS["config"].value)
+    import jax
+
+    from jaxpipe.models.code import abstract_mesh, trace_model
+    from jaxpipe.program.arrange import arrange
+    from jaxpipe.reports.plan_report import make_problem
+    from jaxpipe.runtime.mesh import make_mesh
+    from jaxpipe.runtime.specs import piece_specs
+    from jaxpipe.training.prepare import build_model, price
+
+    sizes, batch = config.mesh, config.batch
+    axes = sizes.stage, sizes.data, sizes.model
+    # GPUs that may be here are of no use.
+    jax.config.update("jax_platforms", "cpu")
+    if config.plan.chip == "cpu":
+        # Code for CPUs stashes more than code for accelerators, which a mesh without devices stands for.
+        virtual = "xla_force_host_platform_device_count" in os.environ.get("XLA_FLAGS", "")
+        if not virtual and "JAX_NUM_CPU_DEVICES" not in os.environ:
+            jax.config.update("jax_num_cpu_devices", sizes.stage * sizes.data * sizes.model)
+        mesh = make_mesh(*axes).abstract_mesh
+    else:
+        mesh = abstract_mesh(*axes)
+    model = build_model(config)
+    costs = price(config, model, mesh)
+    sequences = batch.global_batch // (batch.microbatches * sizes.data)
+
+    def ticks(plan):
+        shape = sequences, config.data.sequence_length
+        codes = trace_model(model, mesh, *shape, plan.recompute, jax.numpy.dtype(config.dtype))
+        return arrange(plan, piece_specs(model, codes, plan.recompute), costs)[0].makespan
+
+    problem = make_problem(costs, sizes.stage, batch.microbatches, _limit_bytes(), MEMORY.value)
+    return problem, ticks, f"{model.name} on {config.plan.chip}"
+
+
+def _limit_bytes() -> float | None:
+    return None if LIMIT.value is None else LIMIT.value * 1e9
+
+
+def _judge_all(problem, ticks, console):
+    """(name -> judged plan, name -> why there is none). Of schedules asked for, all must be there."""
+    from jaxpipe.planning.named import NAMED, check_numbers
+    from jaxpipe.reports.plan_report import make_judged
+
+    asked = SCHEDULES.value is not None
+    names = list(dict.fromkeys(SCHEDULES.value)) if asked else list(NAMED)
+    for name in [*(names if asked else []), *([] if SHOW.value is None else [SHOW.value])]:
+        check_numbers(name, problem.devices, problem.microbatches)
+    if SHOW.value is not None and SHOW.value not in names:
+        raise ValueError(f"--show is {SHOW.value!r}; expected one of --schedules, {', '.join(names)}")
+    judged, refused = {}, {}
+    for name in names:
+        began = time.perf_counter()
+        try:
+            judged[name] = make_judged(name, problem, ticks)
+        except ValueError as error:
+            if asked or name == SHOW.value:
+                raise
+            refused[name] = str(error)
+        if (seconds := time.perf_counter() - began) > PATIENCE:
+            console.out(f"{seconds:6.1f} s  {name}", highlight=False)
+    return judged, refused
+
+
+def _shown(judged) -> str | None:
+    """The schedule whose plan is written."""
+    from jaxpipe.reports.plan_report import best
+
+    if SHOW.value is None:
+        return best(judged)
+    if judged[SHOW.value].simulation is None:
+        raise ValueError(f"--show is {SHOW.value!r}, which cannot run: {judged[SHOW.value].fault}")
+    return SHOW.value
+
+
+def _stop(message: str) -> NoReturn:
+    sys.exit(f"plan: {message}")
+
+
+if __name__ == "__main__":
+    app.run(main, flags_parser=parse)
