@@ -4,13 +4,13 @@ from collections.abc import Callable, Collection, Sequence
 from typing import NamedTuple
 
 from jaxpipe.costs.table import CostTable
-from jaxpipe.planning import adaptive, helix
+from jaxpipe.planning import adaptive, helix, vee, zero_bubble
 from jaxpipe.planning.interleaved import breadth_first, hanayo, interleaved_1f1b
 from jaxpipe.planning.layers import even_layers
 from jaxpipe.planning.partition import balanced
 from jaxpipe.planning.plan import Plan, Schedule, check
 from jaxpipe.planning.schedules import SCHEDULES, one_f_one_b
-from jaxpipe.planning.stages import piece_time
+from jaxpipe.planning.stages import piece_time, stage_costs
 
 
 class Named(NamedTuple):
@@ -128,6 +128,42 @@ def _tuned(name: str, tune: Callable[[CostTable, int, int], adaptive.Tuned]) -> 
 NAMED |= {
     "mist": Named(_tuned("mist", adaptive.mist)),
     "adapipe": Named(_tuned("adapipe", adaptive.adapipe), least=lambda devices: devices),
+}
+
+
+def _automatic(
+    name: str, placement: Callable[[int], Sequence[int]], limit: Callable[[int], int]
+) -> Callable[..., Plan]:
+    """The schedule that the automatic scheduler makes of the costs on a placement of the stages.
+
+    limit: from the number of devices, the most (stage, micro-batch) pairs in flight on each.
+    """
+
+    def make(costs: CostTable, devices: int, microbatches: int) -> Plan:
+        homes = tuple(placement(devices))
+        if len(homes) > len(costs.pieces):
+            raise ValueError(
+                f"schedule {name!r} on {devices} devices needs at least {len(homes)} pieces, "
+                f"not {len(costs.pieces)}"
+            )
+        bounds = balanced([piece.total for piece in costs.pieces], len(homes))
+        none, pieces = ("none",) * len(costs.pieces), tuple(piece.name for piece in costs.pieces)
+        plan = Plan(name, devices, microbatches, pieces, bounds, homes, none, schedule=())
+        works = zero_bubble.works(stage_costs(plan, costs), homes, costs.link)
+        counted = [work._replace(held=1, kept=1) for work in works]
+        schedule = zero_bubble.automatic(counted, homes, microbatches, [limit(devices)] * devices).schedule
+        return staged_plan(name, costs, microbatches, homes, schedule, bounds)
+
+    return make
+
+
+NAMED |= {
+    "zb1p": Named(_automatic("zb1p", range, lambda devices: devices)),
+    "zb2p": Named(_automatic("zb2p", range, lambda devices: 2 * devices)),
+    "zb_v": Named(_automatic("zb_v", vee.placement, lambda devices: 2 * devices)),
+    "v_half": _by_rule("v_half", vee.v_half),
+    "v_min": _by_rule("v_min", vee.v_min),
+    "dualpipe_v": _by_rule("dualpipe_v", vee.dualpipe_v)._replace(least=lambda devices: 2 * devices),
 }
 
 
