@@ -33,6 +33,9 @@ def helix(layers: int, devices: int, microbatches: int, fold: int) -> Schedule:
     moves as one and a little less where it does not; with recompute without attention 4 and 8 in place
     of 3 and 6. pre and post: forward of a block's two parts. Every stash lives until the backwards.
 
+    Two-fold needs sends that do not wait, as the paper's and the executor's: while a device hands over one
+    micro-batch of a pair it must go on with the other, so with rendezvous sends it deadlocks.
+
     fold: micro-batches in a unit; `microbatches` is a multiple of fold * devices.
     """
     timed: list[list[tuple[int, Action]]] = [[] for _ in range(devices)]

@@ -116,6 +116,13 @@ def test_two_fold_hides_messages_that_are_shorter_than_attention_and_block(times
     assert not grows("helix_naive", 0)
 
 
+def test_two_fold_needs_sends_that_do_not_wait():
+    costs = table(4, 1, 3, 2)
+    assert simulate(named_plan("helix_naive", costs, 4, 8), costs, sends="rendezvous").makespan > 0
+    with pytest.raises(ValueError, match="deadlocks"):
+        simulate(named_plan("helix_two_fold", costs, 4, 8), costs, sends="rendezvous")
+
+
 @pytest.mark.parametrize(("devices", "layers"), [(2, 4), (4, 8)])
 def test_activation_memory_equals_the_published_formulas(devices, layers):
     """arXiv 2507.00394: in bsh, 16 a layer; with recompute two for what a block and two for what attention
