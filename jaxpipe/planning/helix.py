@@ -23,18 +23,20 @@ CORE = "attention_core"
 def helix(layers: int, devices: int, microbatches: int, fold: int) -> Schedule:
     """All forwards, then all backwards as their mirror image: first in, last out.
 
-    Micro-batches move in units of `fold`: one (naive), or two (two-fold), of which one
-    computes while the other communicates. A round has one unit for each device; its unit j runs the
-    core of layer l on device (l + j + 1) mod p. Rounds follow each other without a gap where p divides
-    the layers.
+    Micro-batches move in units of `fold`: one (naive), or two (two-fold), of which one computes while the
+    other communicates. A round has one unit for each device; its unit j runs the core of layer l on
+    device (l + j + 1) mod p. Rounds follow each other without a gap where p divides the layers.
 
     Bubble (makespan minus busy time) with p devices, backward twice the forward (embedding and head free, no
     communication, p divides the layers): naive 3(p-1)(pre+post), two-fold 6(p-1)(pre+post) where a unit
     moves as one and a little less where it does not; with recompute without attention 4 and 8 in place
-    of 3 and 6. pre and post: forward of a block's two parts. Every stash lives until the backwards.
+    of 3 and 6. pre and post: forward of a block's two parts.
 
-    Two-fold needs sends that do not wait, as the paper's and the executor's: while a device hands over one
-    micro-batch of a pair it must go on with the other, so with rendezvous sends it deadlocks.
+    Activations: all m micro-batches of L/p layers on every device, in the paper's count 16bsh m L/p, with
+    recompute without attention 4bsh m L/p.
+
+    Two-fold needs sends that do not wait: while a device hands over one micro-batch of a pair it must go on
+    with the other, so with the simulator's rendezvous sends it deadlocks. (The executor's ticks cannot.)
 
     fold: micro-batches in a unit; `microbatches` is a multiple of fold * devices.
     """
