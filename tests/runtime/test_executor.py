@@ -25,7 +25,9 @@ from experiments.benchmarks.pipelines import (
     trace,
     worst_error,
 )
+from jaxpipe.costs.analytic import analytic_costs
 from jaxpipe.models.piece import Model
+from jaxpipe.planning.named import named_plan
 from jaxpipe.planning.partition import even
 from jaxpipe.planning.plan import Action, Plan, Schedule, check
 from jaxpipe.planning.schedules import SCHEDULES
@@ -131,6 +133,28 @@ def test_gradients_equal_the_sequential_ones(family, devices, tied, phases):
     for plan, program in zip(plans, programs):
         batch = random_batch(0, plan.microbatches, 2, LENGTH)
         wanted = expected(family, tied, 0, plan.microbatches)
+        assert_as_sequential(run(traced, step, program, params, batch), wanted, plan.name)
+
+
+def test_named_plans_with_several_stages_a_device_or_attention_elsewhere():
+    names = ("interleaved_1f1b", "breadth_first", "zb_v", "helix_naive", "helix_two_fold_recompute")
+    traced = trace(small_model("llama"), make_mesh(2), ("none", "full"), 2, LENGTH)
+    costs = analytic_costs(traced.model, traced.codes, "cpu", traced.dtype.itemsize)
+    plans = [named_plan(name, costs, 2, 4) for name in names]
+    homes = {
+        name: {d for d, row in enumerate(plan.schedule) for action in row if action.stage == 1}
+        for name, plan in zip(names, plans)
+    }
+    assert homes["interleaved_1f1b"] == {1}
+    assert homes["helix_naive"] == {0, 1}, "the first attention core runs on both devices"
+    programs = share([lowered(traced, plan) for plan in plans])
+    step, params, batch = (
+        compiled_step(traced, programs[0]),
+        lively_params("llama"),
+        random_batch(0, 4, 2, LENGTH),
+    )
+    for plan, program in zip(plans, programs):
+        wanted = expected("llama", False, 0, 4)
         assert_as_sequential(run(traced, step, program, params, batch), wanted, plan.name)
 
 
