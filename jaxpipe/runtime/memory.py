@@ -95,8 +95,6 @@ def op_workspace(mesh: Mesh, codes: Codes, spec: PieceSpec, op: Op, compiler_opt
       spec: any piece of the op's kind and policy.
     """
     code = codes[op.kind, op.policy]
-    if not code.phases[op.phase].results:
-        return 0
     inputs, outputs = operands(spec, op.phase, op.kept)
     registers = sorted({register_class(spec, operand) for operand in (*inputs, *outputs)})
     few = 2  # one would let the compiler drop what picks it

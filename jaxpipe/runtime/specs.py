@@ -30,7 +30,7 @@ def piece_specs(model: Model, codes: Codes, policies: Sequence[str]) -> list[Pie
                 phases={
                     p: _phase_spec(p, c)
                     for p, c in code.phases.items()
-                    if p != "F" or piece.writes or not trains
+                    if c.results and (p != "F" or piece.writes or not trains)
                 },
                 residual_class=f"{piece.kind}/{policy}/residuals",
                 stash_class=f"{piece.kind}/{policy}/stash",

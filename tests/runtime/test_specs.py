@@ -39,6 +39,7 @@ def test_phases_of_each_policy():
     by_kind = {s.kind: set(s.phases) for s in none}
     assert by_kind["mlp"] == set("FBIW")
     assert by_kind["attention_core"] == set("FBI")
+    assert by_kind["embed"] == set("FBW")  # tokens have no gradient
     assert by_kind["head"] == set("BI")  # its loss is made in its backward
     assert {s.kind: set(s.phases) for s in full} == by_kind
     assert all(set(s.phases) == {"F"} for s in forward)
