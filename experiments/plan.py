@@ -37,7 +37,7 @@ MEMORY = flags.DEFINE_enum(
     "memory_model",
     "padded",
     ["padded", "ideal"],
-    "padded (what one program for all devices allocates) or ideal (what each device uses)",
+    "what one program for all devices allocates, or what each device uses",
 )
 SHOW = flags.DEFINE_string(
     "show", None, "the schedule whose plan is written; by default the fastest valid one"

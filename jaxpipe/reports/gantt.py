@@ -228,9 +228,14 @@ def _band(
     steps: Timeline, end: float, scale: float, floor: float, pixels: float
 ) -> list[tuple[float, float]]:
     """The outline of what a device holds; `pixels` for a byte."""
-    points = [(LEFT, floor)]
+    # Of steps within half a pixel the last: what one action frees and the next takes would show as a slit.
+    sizes: dict[float, float] = {}
     for time, size in steps:
         x = LEFT + time * scale
+        near = bool(sizes) and x - next(reversed(sizes)) < 0.5
+        sizes[next(reversed(sizes)) if near else x] = size
+    points = [(LEFT, floor)]
+    for x, size in sizes.items():
         points += [(x, points[-1][1]), (x, floor - size * pixels)]
     return [*points, (LEFT + end * scale, points[-1][1]), (LEFT + end * scale, floor)]
 

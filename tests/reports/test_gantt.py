@@ -110,6 +110,18 @@ def test_what_is_allocated_is_told_from_what_is_used(tmp_path):
         assert [texts.count(f"{n}.00 MiB") for n in (3, 2, 1)] == sizes
 
 
+def test_memory_that_changes_hands_at_one_time_shows_no_slit(tmp_path):
+    # On one device B of 0 ends, and frees a stash, when F of 1 begins, which takes one.
+    costs = CostTable("ms", (PieceCost("p", "k", 1, 1, 1, stash_bytes=100),))
+    draw(tmp_path / "a.svg", make_plan(costs, 1, 2), costs)
+    root = ElementTree.parse(tmp_path / "a.svg").getroot()
+    (band,) = [node.get("d") for node in root.iter(SVG + "path") if node.get("fill") == MEMORY]
+    points = [tuple(map(float, point.split())) for point in band[1:].split("L")]
+    (left, top), (right, floor) = min(points), max(points)
+    assert top < floor
+    assert {y for x, y in points if left < x < right} == {top}  # one level all the way
+
+
 def test_several_stages_a_device_with_I_and_W(tmp_path):
     schedule = read_csv((DATA / "pytorch_zb1p_2rank_2stagep_compute.csv").read_text())
     names = tuple("abcd")

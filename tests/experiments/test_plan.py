@@ -1,0 +1,209 @@
+"""The command `python -m experiments.plan`, as a user meets it."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from jaxpipe.costs import table
+from jaxpipe.costs.table import CostTable, PieceCost
+from jaxpipe.planning import plan as plans
+from jaxpipe.planning.interchange import read_csv
+from jaxpipe.planning.named import NAMED
+from jaxpipe.planning.simulator import simulate
+
+ROOT = Path(__file__).parents[2]
+COSTS = CostTable("ms", tuple(PieceCost(f"p{i}", "k", 1, 1, 1, stash_bytes=10**9) for i in range(4)))
+CONFIG_FILE = """
+from ml_collections import ConfigDict
+
+from jaxpipe.training.config import to_json
+from tests.training.runs import tiny_config
+
+def get_config():
+    return ConfigDict(to_json(tiny_config("nowhere", mesh={"stage": 2}, plan={"chip": "h200"})))
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    """Where costs.json and a configuration file lie."""
+    folder = tmp_path_factory.mktemp("plan")
+    table.save(COSTS, folder / "costs.json")
+    (folder / "config.py").write_text(CONFIG_FILE)
+    return folder
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess:
+    command = [sys.executable, "-m", "experiments.plan", *arguments]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
+
+
+def of_costs(folder: Path, *arguments: str) -> subprocess.CompletedProcess:
+    return run(f"--costs={folder / 'costs.json'}", "--devices=4", f"--workdir={folder / 'out'}", *arguments)
+
+
+def report(folder: Path) -> dict:
+    return json.loads((folder / "out" / "report.json").read_text())
+
+
+def test_some_schedules(folder):
+    done = of_costs(folder, "--microbatches=8", "--schedules=1f1b,gpipe,zb_h1", "--tune=")
+    assert (done.returncode, done.stderr) == (0, "")
+    found = report(folder)
+    assert (found["devices"], found["microbatches"], found["unit"]) == (4, 8, "ms")
+    assert found["lower_bound"] == 24
+    assert found["memory_model"] == "padded"
+    # With F = I = W = 1: (m + p - 1) * 3, and m * 3 + (p - 1)(F + I - W). On ticks GPipe and ZB-H1
+    # wait for nobody; 1F1B, in which a short F meets a long B, is slower.
+    times = {name: entry["makespan"] for name, entry in found["plans"].items()}
+    assert times == {"1f1b": 33, "gpipe": 33, "zb_h1": 27}
+    on_ticks = {name: entry["tick_makespan"] for name, entry in found["plans"].items()}
+    assert (on_ticks["gpipe"], on_ticks["zb_h1"]) == (33, 27)
+    assert on_ticks["1f1b"] > 33
+    # The best is written, and is what the report says it is.
+    plan = plans.load(folder / "out" / "plan.json")
+    assert plan.name == "zb_h1"
+    assert simulate(plan, COSTS).makespan == 27
+    assert read_csv((folder / "out" / "schedule.csv").read_text()) == plan.schedule
+    assert "costs.json, zb_h1" in (folder / "out" / "gantt.svg").read_text()
+    assert json.loads((folder / "out" / "trace.json").read_text())["traceEvents"]
+    assert "lower bound: 24.0 ms" in done.stdout
+    assert [line[0] for line in done.stdout.splitlines() if "zb_h1 " in line][:1] == [">"]
+
+
+def test_every_schedule_has_a_plan_or_a_reason(folder):
+    done = of_costs(folder, "--microbatches=6")
+    assert (done.returncode, done.stderr) == (0, "")
+    found = report(folder)
+    assert set(found["plans"]) | set(found["refused"]) == set(NAMED)
+    assert not set(found["plans"]) & set(found["refused"])
+    # 6 is no multiple of 4 devices, and these 4 pieces make no 8 stages and have no attention.
+    assert "takes multiples of 4 micro-batches, not 6" in found["refused"]["interleaved_1f1b"]
+    for name in ("hanayo", "helix_naive"):
+        assert f"no plan for {name}: {found['refused'][name]}" in done.stdout
+
+
+def test_the_limit_decides_what_is_valid_and_show_what_is_written(folder):
+    arguments = ("--microbatches=8", "--schedules=gpipe,1f1b")
+    done = of_costs(folder, *arguments, "--memory_limit_gb=5")
+    assert (done.returncode, done.stderr) == (0, "")
+    # GPipe keeps 8 micro-batches of 1 GB, 1F1B 4.
+    assert {name: entry["valid"] for name, entry in report(folder)["plans"].items()} == {
+        "gpipe": False,
+        "1f1b": True,
+    }
+    assert plans.load(folder / "out" / "plan.json").name == "1f1b"
+    assert "memory limit 4.66 GiB" in (folder / "out" / "gantt.svg").read_text()
+    done = of_costs(folder, *arguments, "--memory_limit_gb=5", "--show=gpipe", "--memory_model=ideal")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert plans.load(folder / "out" / "plan.json").name == "gpipe"
+    assert report(folder)["memory_model"] == "ideal"
+    done = of_costs(folder, *arguments, "--memory_limit_gb=1")
+    assert done.returncode == 1
+    assert done.stderr == (
+        "plan: no plan is valid, so only report.json is written; the reasons stand above\n"
+    )
+    assert "not valid, above the memory limit: gpipe, 1f1b" in done.stdout
+
+
+def test_a_cost_table_needs_no_jax(folder):
+    arguments = [f"--costs={folder / 'costs.json'}", "--devices=4", "--microbatches=4", "--schedules=1f1b"]
+    code = (
+        "import sys\n"
+        f"sys.argv = {['plan', *arguments, f'--workdir={folder / "out"}']}\n"
+        "from absl import app\n"
+        "from experiments import plan\n"
+        "try:\n"
+        "    app.run(plan.main, flags_parser=plan.parse)\n"
+        "except SystemExit as stop:\n"
+        "    assert not stop.code, stop.code\n"
+        "assert 'jax' not in sys.modules\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)
+
+
+def test_a_configuration_in_place_of_costs(folder):
+    config, workdir = f"--config={folder / 'config.py'}", f"--workdir={folder / 'out'}"
+    names = "--schedules=1f1b,helix_naive"
+    done = run(config, workdir, names, "--config.batch.microbatches=2")
+    assert (done.returncode, done.stderr) == (0, "")
+    found = report(folder)
+    assert (found["devices"], found["microbatches"], found["unit"]) == (2, 2, "s")
+    assert found["memory_limit_bytes"] == 151_397_597_184  # of an H200
+    assert all(entry["tick_makespan"] >= entry["makespan"] * 0.999 for entry in found["plans"].values())
+    assert "helix_naive " in done.stdout
+    done = run(config, workdir, names, "--devices=4")
+    assert done.returncode == 1
+    assert done.stderr == "plan: --devices stands beside --config; expected --config.mesh.stage=4\n"
+    done = run(config, workdir, "--config.mesh.stage=0")
+    assert done.returncode == 1
+    assert done.stderr == "plan: field 'mesh.stage' is 0; expected at least 1\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--schedules=1f1b,zbh1",), "unknown schedule 'zbh1'; known: gpipe, gpipe_split, 1f1b,"),
+        (
+            ("--schedules=1f1b,interleaved_1f1b",),
+            "schedule 'interleaved_1f1b' on 4 devices takes multiples of 4 micro-batches, not 6",
+        ),
+        (("--schedules=",), "--schedules is empty; expected names of schedules with commas between them"),
+        (("--schedules=1f1b", "--show=gpipe"), "--show is 'gpipe'; expected one of --schedules, 1f1b"),
+        (("--show=1f2b",), "unknown schedule '1f2b'; known: gpipe,"),
+        (("--tune=partition",), "--tune is 'partition'; expected nothing, as nothing can be searched yet"),
+        (("--memory_limit_gb=0",), "--memory_limit_gb is 0.0; expected the memory of a device in 10^9 bytes"),
+        (("--memory_limit_gb=nan",), "--memory_limit_gb is nan; expected the memory of a device"),
+        (("--memory_limit_gb=much",), "--memory_limit_gb is 'much'; expected the memory of a device"),
+        (("--memory_model=real",), "--memory_model is 'real'; expected <padded|ideal>: what one program"),
+        (("--devices=0",), "--devices is '0'; expected a number of pipeline devices, at least 1"),
+        (("--devices=5", "--schedules=1f1b"), "schedule '1f1b' on 5 devices needs at least 5 pieces, not 4"),
+        (
+            ("--schedule=1f1b",),
+            "unknown flag --schedule; did you mean --schedules? known: --config, --costs,",
+        ),
+        (("1f1b",), "unexpected argument '1f1b'; flags start with --"),
+        (("--workdir=",), "--workdir is missing; expected the folder to write to"),
+        (("--workdir={}/costs.json/a",), "cannot write to --workdir {}/costs.json/a: Not a directory"),
+        (("--costs={}/none.json",), "cannot read {}/none.json: No such file or directory"),
+        (
+            ("--costs={}/other.json",),
+            "{}/other.json: field 'format' is 'jaxpipe-costs/0'; expected 'jaxpipe-",
+        ),
+        (("--costs={}/nan.json",), "{}/nan.json: pieces[2].W is nan; expected a finite number of at least 0"),
+    ],
+)
+def test_mistakes_get_one_line(folder, arguments, message):
+    text = json.dumps(table.to_json(COSTS))
+    (folder / "other.json").write_text(text.replace("costs/1", "costs/0"))
+    data = table.to_json(COSTS)
+    data["pieces"][2]["W"] = float("nan")
+    (folder / "nan.json").write_text(json.dumps(data))
+    done = of_costs(folder, "--microbatches=6", *(argument.format(folder) for argument in arguments))
+    assert done.returncode == 1
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("plan: ")
+    assert message.format(folder) in line
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((), "neither --costs nor --config is given; expected one of them, as in --costs=costs.json"),
+        (("--costs=costs.json",), "--devices is missing; expected a number of pipeline devices, at least 1"),
+        (("--costs=c.json", "--devices=2"), "--microbatches is missing; expected a number of micro-batches"),
+        (
+            ("--costs=c.json", "--config=experiments/configs/llama_tiny.py"),
+            "both --costs and --config are given",
+        ),
+        (("--config=none.py",), "--config is 'none.py', which is no file; expected one such as"),
+    ],
+)
+def test_costs_or_a_configuration(arguments, message):
+    done = run(*arguments)
+    assert done.returncode == 1
+    (line,) = done.stderr.splitlines()
+    assert line.startswith(f"plan: {message}")
