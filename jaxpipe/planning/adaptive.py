@@ -7,8 +7,8 @@ objective, for m micro-batches on p stages with times F and B, B with what is re
 
     mist     (m - 1) max(F + B) + sum(F + B): every micro-batch passes all stages once, and the slowest
              stage sets the pace. Only F + B of a stage matters.
-    adapipe  W + E + (m - p) max(F + B): warm-up and ending phase follow F and B of each stage apart, so an
-             early stage, which runs several forwards in a row, pays more for a slow forward.
+    adapipe  W + E + (m - p) max(F + B), see `adapipe_objective`: warm-up and ending phase follow F and B of
+             each stage apart, so an early stage, with several forwards in a row, pays more for a slow one.
 
 Neither counts messages between devices. Memory is the ideal model of `simulate`: one program for all devices
 allocates more.
@@ -49,27 +49,32 @@ def mist_objective(forward: Sequence[float], backward: Sequence[float], microbat
 
 
 def adapipe_objective(forward: Sequence[float], backward: Sequence[float], microbatches: int) -> float:
-    """Time of 1F1B in the cost model of Sun et al. 2024 (AdaPipe, ASPLOS 2024), for m >= p stages.
+    """Time of 1F1B as the phases of AdaPipe (Sun et al. 2024, ASPLOS 2024) predict it, for m >= p stages.
 
-    With W_s the time until stage s can begin its first backward after the first forward reached it, and E_s
-    the same for the ending phase, from the last stage to the first:
+    From the last stage to the first, W_s is the time from the first forward of stage s to its first
+    backward, E_s that from its last forward to its last backward, and M_s the time of a pair between:
 
         W_s = F_s + max(W_{s+1} + B_{s+1}, (p - s - 1) F_s)
         E_s = B_s + max(E_{s+1} + F_{s+1}, (p - s - 1) B_s)
-        T = W_0 + E_0 + (m - p) max(F_s + B_s)
+        M_s = max(F_s + B_s, M_{s+1})
+        T_s = max(W_s + E_s + (m - p + s) M_s, F_s + B_s + T_{s+1})
 
-    Equal stages take (m + p - 1)(F + B), the exact time.
+    T_0 is the result. AdaPipe takes the first half of that maximum at stage 0 alone, which asks hardly
+    anything for a slow late stage when m is near p; the second half lets every stage be the one that
+    decides. Exact for equal stages, (m + p - 1)(F + B), and in tests for stages that differ by a fifth.
     """
     stages = len(forward)
-    # Warm-up and ending with what the stage before adds to them: W_s + B_s and E_s + F_s.
-    warmup = ending = 0.0
+    # warmup and ending as the stage before sees them: W + B and E + F.
+    warmup = ending = pace = total = 0.0
     for stage in reversed(range(stages)):
         f, b = forward[stage], backward[stage]
         after = stages - stage - 1
         warmup = f + b + max(warmup, after * f)
         ending = f + b + max(ending, after * b)
-    pace = max(f + b for f, b in zip(forward, backward))
-    return warmup + ending - (forward[0] + backward[0]) + (microbatches - stages) * pace
+        pace = max(f + b, pace)
+        own = warmup + ending - (f + b) + (microbatches - stages + stage) * pace
+        total = max(own, f + b + total)
+    return total
 
 
 def mist(costs: CostTable, devices: int, microbatches: int) -> Tuned:
@@ -96,8 +101,8 @@ def adapipe(costs: CostTable, devices: int, microbatches: int) -> Tuned:
     """The partition and recompute that minimise `adapipe_objective` under the memory limit.
 
     Among equals the partition of `mist` is taken. Exact: dynamic programming from the last stage to the
-    first, which keeps every (warm-up, ending, slowest stage) that no other equals or undercuts in all three
-    and that may still undercut the partition of `mist`.
+    first, which keeps every (W, E, M, T) that no other equals or undercuts in all four and that may still
+    undercut the partition of `mist`.
 
     Raises:
       ValueError: there are fewer micro-batches than devices, for which AdaPipe has no model; and as `mist`.
@@ -107,9 +112,8 @@ def adapipe(costs: CostTable, devices: int, microbatches: int) -> Tuned:
             f"adapipe on {devices} devices takes at least {devices} micro-batches, not {microbatches}"
         )
     all_runs = _all_runs(costs, devices, microbatches)
-    known, total = _rough(costs, all_runs, microbatches, adapipe_objective), all_runs.work[0, -1]
-    # A stage of time c makes the objective m c at least if it is the first, else total + (m - p + 1) c.
-    longest = max(known / microbatches, (known - total) / (microbatches - devices + 1))
+    # A stage of time c makes the objective m c at least.
+    longest = _rough(costs, all_runs, microbatches, adapipe_objective) / microbatches
     added = least_added(all_runs, costs, longest * _ROUNDING)
     bounds = _mist_bounds(all_runs.work, added, microbatches)
     known = _tuned(costs, bounds, microbatches, adapipe_objective).objective
@@ -194,13 +198,14 @@ def _least_added(work: np.ndarray, added: np.ndarray) -> tuple[int, ...]:
 class _Ways(NamedTuple):
     """Ways to put the last pieces on the last devices; all arrays have one entry a way.
 
-    warmup, ending: of the first of those devices as the device before sees them, W + B and E + F.
-    pace: F + B of the slowest stage. start: first piece. behind: which way leads on after the first device.
+    warmup, ending, pace, total: W + B, E + F, M and T of the first of those devices (`adapipe_objective`).
+    start: first piece. behind: which way leads on after the first device.
     """
 
     warmup: np.ndarray
     ending: np.ndarray
     pace: np.ndarray
+    total: np.ndarray
     start: np.ndarray
     behind: np.ndarray
 
@@ -216,23 +221,22 @@ def _adapipe_bounds(
     devices, count, steady = len(time), len(forward) - 1, microbatches - len(time)
     least_time, least_pace = _prefixes(time, np.add), _prefixes(time, np.maximum)
     none = np.zeros(1)
-    layers = [_Ways(none, none, none, np.array([count]), np.array([-1]))]
+    layers = [_Ways(none, none, none, none, np.array([count]), np.array([-1]))]
     for stage in reversed(range(devices)):
-        found = []
+        found, after = [], devices - stage - 1
         for start in np.flatnonzero(np.isfinite(least_time[stage])):
-            ways = _prepend(layers[-1], start, time[stage, start], forward[start], devices - stage - 1)
-            before, pace = least_time[stage, start], np.maximum(ways.pace, least_pace[stage, start])
-            if stage == 0:
-                before = -time[0, 0, layers[-1].start[ways.behind]]
-            elif steady:
+            ways = _prepend(layers[-1], start, time[stage, start], forward[start], after, steady + stage)
+            bound = ways.total
+            if stage:
                 # What is before adds to warm-up and ending, the first device (at most the pace) but once.
-                before = np.maximum(before, 2 * before - pace)
-            bound = ways.warmup + ways.ending + before + steady * pace
+                before, pace = least_time[stage, start], np.maximum(ways.pace, least_pace[stage, start])
+                ends = np.maximum(before, 2 * before - pace) if steady else before
+                bound = np.maximum(bound + before, ways.warmup + ways.ending + ends + steady * pace)
             order = np.argsort(bound, kind="stable")
             order = order[bound[order] <= limit]
             if order.size:
                 ways = _Ways(*(array[order] for array in ways))
-                kept = _unbeaten(np.stack(ways[:3], axis=1)) if stage else [0]
+                kept = _unbeaten(np.stack(ways[:4], axis=1)) if stage else [0]
                 found.append(_Ways(*(array[kept] for array in ways)))
         if not found:
             return None
@@ -244,20 +248,19 @@ def _adapipe_bounds(
     return tuple(bounds)
 
 
-def _prepend(ways: _Ways, start: int, time: np.ndarray, forward: np.ndarray, after: int) -> _Ways:
+def _prepend(ways: _Ways, start: int, time: np.ndarray, forward: np.ndarray, after: int, pairs: int) -> _Ways:
     """The ways with one device more before them, which holds the pieces from `start` up to theirs.
 
-    time, forward: F + B and F of the pieces from `start`, by the piece after. after: devices behind it.
+    time, forward: F + B and F of the pieces from `start`, by the piece after. after: devices behind the new
+    one. pairs: forwards and backwards that it runs in turn.
     """
     behind = np.flatnonzero(np.isfinite(time[ways.start]))
     step, f = time[ways.start[behind]], forward[ways.start[behind]]
-    return _Ways(
-        warmup=step + np.maximum(ways.warmup[behind], after * f),
-        ending=step + np.maximum(ways.ending[behind], after * (step - f)),
-        pace=np.maximum(ways.pace[behind], step),
-        start=np.full(len(behind), start),
-        behind=behind,
-    )
+    warmup = step + np.maximum(ways.warmup[behind], after * f)
+    ending = step + np.maximum(ways.ending[behind], after * (step - f))
+    pace = np.maximum(ways.pace[behind], step)
+    total = np.maximum(warmup + ending - step + pairs * pace, step + ways.total[behind])
+    return _Ways(warmup, ending, pace, total, np.full(len(behind), start), behind)
 
 
 def _unbeaten(points: np.ndarray) -> np.ndarray:

@@ -12,7 +12,7 @@ import numpy as np
 from jaxpipe.costs.table import CostTable
 from jaxpipe.planning.stages import input_bytes
 
-MOST_CHOICES = 4096
+MOST_CHOICES = 1024
 """Choices kept for one run of pieces; see `_grow`."""
 
 

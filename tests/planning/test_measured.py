@@ -114,7 +114,7 @@ def test_memory_of_the_plans_that_mist_ran(name):
 def test_plans_resemble_those_that_mist_found(name, schedule):
     """The same layers where nothing has to be recomputed; else within one layer, and recompute comes first.
 
-    Mist prices layers by profiles that are not published, so more agreement is not to be had.
+    Mist prices layers by profiles that its results do not hold; here attention costs its operations only.
     """
     case, costs = MIST[name], gpt(*MIST_CASES[name])
     theirs = tuned_by_mist(case, costs)
