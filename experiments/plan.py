@@ -68,7 +68,7 @@ def main(argv: list[str]) -> None:
         console.print()
         console.print(plan_report.report_table(problem, judged, shown))
         console.print()
-        for line in plan_report.remarks(problem, judged, refused):
+        for line in (*plan_report.legend(problem), "", *plan_report.remarks(problem, judged, refused)):
             console.out(line, highlight=False)
         plan_report.write_report(workdir, problem, judged, refused)
         left_out = []

@@ -228,11 +228,11 @@ def _band(
     steps: Timeline, end: float, scale: float, floor: float, pixels: float
 ) -> list[tuple[float, float]]:
     """The outline of what a device holds; `pixels` for a byte."""
-    # Of steps within half a pixel the last: what one action frees and the next takes would show as a slit.
+    # Of steps within a pixel the last: what one action frees and the next takes would show as a slit.
     sizes: dict[float, float] = {}
     for time, size in steps:
         x = LEFT + time * scale
-        near = bool(sizes) and x - next(reversed(sizes)) < 0.5
+        near = bool(sizes) and x - next(reversed(sizes)) < 1
         sizes[next(reversed(sizes)) if near else x] = size
     points = [(LEFT, floor)]
     for x, size in sizes.items():

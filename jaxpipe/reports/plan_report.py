@@ -141,17 +141,10 @@ def _entry(found: Judged) -> dict:
 
 def report_table(problem: Problem, judged: Mapping[str, Judged], chosen: str | None) -> Table:
     """Plans side by side, the fastest first and those that are not valid last. chosen: the one to mark."""
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False, padding=0, caption_justify="left")
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, padding=0)
     table.add_column("plan", overflow="fold")
     for name in ("makespan", "ticks", "bubble", "inside", "stash", "memory", "/bound"):
         table.add_column(name, justify="right", no_wrap=True)
-    table.caption = (
-        "ticks: makespan where devices meet at the same permutes in every tick\n"
-        "bubble: idle share of devices × makespan; inside: of that, what is neither\n"
-        "before a device's first action nor after its last\n"
-        "stash: most (stage, micro-batch) pairs in flight on a device\n"
-        f"memory: of the fullest device, {problem.memory_model}; /bound: makespan over lower bound"
-    )
     for name in sorted(judged, key=lambda n: (bool(judged[n].fault), _order(judged[n]))):
         table.add_row(
             *_row(name, judged[name], problem, name == chosen), style="bold" if name == chosen else ""
@@ -179,6 +172,17 @@ def _row(name: str, found: Judged, problem: Problem, marked: bool) -> list[str |
     ]
 
 
+def legend(problem: Problem) -> list[str]:
+    """Lines below the table: what its columns hold."""
+    return [
+        "ticks: makespan where devices meet at the same permutes in every tick",
+        "bubble: idle share of devices × makespan; inside: of that, what is neither",
+        "before a device's first action nor after its last",
+        "stash: most (stage, micro-batch) pairs in flight on a device",
+        f"memory: of the fullest device, {problem.memory_model}; /bound: makespan over lower bound",
+    ]
+
+
 def heading(problem: Problem) -> list[str]:
     """Lines above the table: the numbers, the lower bound and the memory limit."""
     limit = problem.memory_limit_bytes
@@ -191,7 +195,7 @@ def heading(problem: Problem) -> list[str]:
 
 
 def remarks(problem: Problem, judged: Mapping[str, Judged], refused: Mapping[str, str]) -> list[str]:
-    """Lines below the table: why plans are not valid, or not there; where HelixPipe pays."""
+    """Lines below that: why plans are not valid, or not there; where HelixPipe pays."""
     lines = [f"{name} cannot run: {found.fault}" for name, found in judged.items() if not found.simulation]
     over = [name for name, found in judged.items() if found.simulation and found.fault]
     lines += [f"not valid, above the memory limit: {', '.join(over)}"] if over else []
