@@ -29,6 +29,8 @@ from jaxpipe.planning.named import named_plan
 from jaxpipe.planning.plan import Plan
 from jaxpipe.planning.simulator import Simulation, engine_costs, simulate
 from jaxpipe.planning.stages import stage_costs
+from jaxpipe.planning.vee import placement
+from jaxpipe.planning.zero_bubble import Work, automatic
 
 TABLES = flags.DEFINE_list("tables", None, "names of the tables to show; by default all")
 DATA = Path(__file__).parents[2] / "tests" / "data"
@@ -55,7 +57,7 @@ def near(case: str, what: str, published: float, found: float, within: float) ->
     return Row(case, what, published, found, f"±{within:g}", abs(found - published) <= within)
 
 
-def at_most(case: str, what: str, published: float, found: float, over: float) -> Row:
+def at_most(case: str, what: str, published: float, found: float, over: float = 0.0) -> Row:
     """A number that may be better, and worse by `over`."""
     return Row(case, what, published, found, f"+{over:g}", found <= published + over)
 
@@ -125,6 +127,60 @@ def measured_iterations() -> Iterator[Row]:
         )
 
 
+def bubble_rates() -> Iterator[Row]:
+    """Bubble rates of arXiv 2401.10241, at costs that its authors measured.
+
+    T is the longest span of a device for ZB-H2 and the automatic schedules, whose memory is as in
+    `memory_limits`; else the makespan.
+    """
+    for row in read("zb_iclr_bubble_rates.csv"):
+        p, m, latency = int(row["p"]), int(row["n_microbatch"]), float(row["comm_us"])
+        times = tuple(float(row[f"{phase}_us"]) for phase in "FBW")
+        costs, case = table_of([times] * p, latency, "us"), f"p={p} m={m} F={times[0] / 1e3:.1f} ms"
+        for name, column in (("1f1b", "br_1f1b"), ("zb_h1", "br_zbh1"), ("zb_h2", "br_zbh2")):
+            found = simulate(named_plan(name, costs, p, m), costs)
+            span = longest_span(found) if name == "zb_h2" else found.makespan
+            yield near(case, name, float(row[column]), rate(span, m, times), 0.0002)
+        stages = [Work(*times, latency, *held_bytes(int(row["hidden"]), int(row["heads"])))] * p
+        for name, column, factor in (("zb1p", "br_zb1p", 1), ("zb2p", "br_zb2p", 2)):
+            limit = factor * p * stages[0].held
+            found = automatic(stages, range(p), m, [limit] * p, "span")
+            yield at_most(case, name, float(row[column]), rate(found.span, m, times), 0.002)
+
+
+def memory_limits() -> Iterator[Row]:
+    """Bubble rates with at most k times the memory of 1F1B, same authors.
+
+    zb: one stage a device; zbv: its two halves, in a V. T is the longest span of a device.
+    """
+    costs = read("zb_mem_limit_costs.csv")
+    for row in read("zb_mem_limit_vs_bubble.csv"):
+        for cost in costs:
+            p, m, latency = int(cost["p"]), int(cost["n_microbatch"]), float(cost["comm_us"])
+            half = tuple(float(cost[f"{phase}_us"]) for phase in "FBW")
+            whole = tuple(2 * time for time in half)
+            held, kept = held_bytes(int(cost["hidden"]), int(cost["heads"]))
+            if row["method"] == "zb":
+                stages, places = [Work(*whole, latency, held, kept)] * p, range(p)
+            else:
+                stages, places = [Work(*half, latency, held / 2, kept / 2)] * 2 * p, placement(p)
+                stages[p - 1] = stages[p - 1]._replace(message=0.0)
+            k = float(row["mem_limit_over_p_times_MB"])
+            found = automatic(stages, places, m, [k * p * held] * p, "span")
+            case, published = f"{row['method']}, p={p} m={m} k={k:g}", float(row[f"p{p}_n{m}"])
+            yield at_most(case, "rate", published, rate(found.span, m, whole), 0.005)
+
+
+def rate(whole: float, microbatches: int, times: Sequence[float]) -> float:
+    """Bubble rate of a device that is busy `times` for every micro-batch, with all its stages together."""
+    return (whole - microbatches * sum(times)) / whole
+
+
+def held_bytes(hidden: int, heads: int, length: int = 1024) -> tuple[int, int]:
+    """Memory of a layer for one token from F to I, and what of it stays until W (arXiv 2401.10241)."""
+    return 34 * hidden + 5 * heads * length, 32 * hidden
+
+
 def sheets() -> Iterator[Row]:
     """Schedules that others wrote, F = I = W = 1, no communication."""
     published = [
@@ -148,6 +204,9 @@ def sheets() -> Iterator[Row]:
         yield Row(case, "peak", max(peaks), max(verdict.peak_in_flight), "=", peaks == verdict.peak_in_flight)
 
 
+EQUAL = ((1.0, 1.0, 1.0),)
+
+
 class Formula(NamedTuple):
     """What is known of a schedule with equal stages and no communication.
 
@@ -155,6 +214,7 @@ class Formula(NamedTuple):
     bubble: (p, m, F, I, W) -> time beyond m (F + I + W) for each stage of a device. span: of the longest
       time between first start and last end of one device, not of the whole step.
     peak: (p, m) -> most (stage, micro-batch) pairs that a device has in flight.
+    times: for which F, I, W it holds.
     """
 
     schedule: str
@@ -162,6 +222,8 @@ class Formula(NamedTuple):
     bubble: Callable[[int, int, float, float, float], float]
     peak: Callable[[int, int], int]
     span: bool = False
+    times: Sequence[Times] = ((1.0, 1.0, 1.0), (3.0, 4.0, 2.0))
+    at_most: bool = False
 
 
 FORMULAS = (
@@ -170,22 +232,43 @@ FORMULAS = (
     Formula("1f1b", 1, lambda p, m, F, I, W: (p - 1) * (F + I + W), lambda p, m: p),
     Formula("interleaved_1f1b", 2, lambda p, m, F, I, W: (p - 1) * (F + I + W), lambda p, m: 3 * p - 1),
     Formula("breadth_first", 2, lambda p, m, F, I, W: (p - 1) * (F + I + W), lambda p, m: 2 * m),
-    # arXiv 2401.10241, table 2, in which a B is the input gradient.
+    # arXiv 2401.10241, section 2, in which B is the input gradient.
     Formula("zb_h1", 1, lambda p, m, F, I, W: (p - 1) * (F + I - W), lambda p, m: p),
     Formula("zb_h2", 1, lambda p, m, F, I, W: (p - 1) * (F + I - 2 * W), lambda p, m: 2 * p - 1, True),
+    # Section 6 there: no bubble but the fill, (p - 1)F.
+    Formula("zb_v", 2, lambda p, m, F, I, W: (p - 1) * F, lambda p, m: 2 * p, times=EQUAL),
+    # arXiv 2405.15362, table 1; times of its authors' scheduler, p even and no multiple of 3.
+    Formula("v_half", 2, lambda p, m, F, I, W: 3 * p - 7, lambda p, m: 2 * ((p + 2) // 2), times=EQUAL),
+    Formula("v_min", 2, lambda p, m, F, I, W: 4 * p - 5, lambda p, m: 2 * ((p + 4) // 3), times=EQUAL),
+    # README of deepseek-ai/DualPipe, an F and a B at once taking as long as one after the other.
+    Formula(
+        "dualpipe_v",
+        2,
+        lambda p, m, F, I, W: (p - 1) * (F + 2 * (I + W) - 3 * W),
+        lambda p, m: 2 * p + 1,
+        at_most=True,
+    ),
+    # arXiv 2308.15762, two waves, m = k p.
+    Formula(
+        "hanayo",
+        4,
+        lambda p, m, F, I, W: 2 * (p - 1) * (max(F, I + W) + (m // p - 1) * abs(I + W - F)),
+        lambda p, m: 4 * p,
+    ),
 )
 
 
 def formulas() -> Iterator[Row]:
     """Bubble and peak by the formulas of the papers, stages of F/I/W."""
-    for name, stages, bubble, peak, span in FORMULAS:
+    for name, stages, bubble, peak, span, cases, most in FORMULAS:
         for p, m in ((4, 8), (8, 32)):
-            for times in ((1.0, 1.0, 1.0), (3.0, 4.0, 2.0)):
+            for times in cases:
                 costs = table_of([times] * stages * p)
                 found = simulate(named_plan(name, costs, p, m), costs)
                 whole = longest_span(found) if span else found.makespan
                 case = f"{name}, p={p} m={m}, {'/'.join(f'{t:g}' for t in times)}"
-                yield equal(case, "bubble", bubble(p, m, *times), whole - stages * m * sum(times))
+                bar = at_most if most else equal
+                yield bar(case, "bubble", bubble(p, m, *times), whole - stages * m * sum(times))
                 yield equal(case, "peak", peak(p, m), max(found.peak_in_flight))
 
 
@@ -212,7 +295,7 @@ def helix_bubbles() -> Iterator[Row]:
                 formula = factor * (p - 1) * (pre + post)
                 what = name.removeprefix("helix_")
                 yield equal(case, f"{what}, pairs", formula, bubble(name, 4 * p, 2))
-                yield at_most(case, what, formula, bubble(name, 4 * p), 0.0)
+                yield at_most(case, what, formula, bubble(name, 4 * p))
 
 
 def helix_memory() -> Iterator[Row]:
@@ -289,6 +372,8 @@ def speed() -> Iterator[Row]:
 
 
 MAKERS: dict[str, Callable[[], Iterator[Row]]] = {
+    "bubble rates": bubble_rates,
+    "memory limits": memory_limits,
     "measured iterations": measured_iterations,
     "sheets": sheets,
     "formulas": formulas,

@@ -92,7 +92,7 @@ def test_nothing_fits():
 @pytest.mark.parametrize("times", [(1, 1, 1), (3, 4, 2), (2, 2, 5)])
 def test_1f1b_is_the_best_in_its_own_memory(p, m, times):
     """The last device holds one micro-batch: its last I ends after (p - 1) F, m - 1 whole micro-batches, F
-    and I; then p - 1 I and a W follow on the way to device 0. arXiv 2401.10241, table 2: bubble
+    and I; then p - 1 I and a W follow on the way to device 0. arXiv 2401.10241, section 2: bubble
     (p - 1)(F + I + W) with B whole; less W when I hands its gradient on first."""
     f, i, w = times
     costs, limits = table([times] * p), [min(p - s, m) for s in range(p)]
