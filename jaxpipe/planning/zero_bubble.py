@@ -50,6 +50,8 @@ BACKWARD = (1.0, 1.5, 2.0, 3.0)
 I_FIRST, IN_TURN, BY_TIMETABLE = 0, 1, 2
 ORDERS = (I_FIRST, IN_TURN, BY_TIMETABLE)
 """Which of an F and an I that are ready runs: the I, the kind that did not run last, or the one due first."""
+RESERVE = (False, True)
+"""Whether F leaves room for all later F of its device beside all memory, or only beside what is under way."""
 PATIENCE = (0.0, 0.5, 1.0)
 """A device that could only run a W waits instead if the next message is less than so many W away,"""
 CATCH_UP = (False, True)
@@ -58,7 +60,7 @@ DEFER = (0.0, 0.5, 1.0)
 """An F that is ready yields to an I that comes within so many F."""
 FINE = (0.87, 0.93, 1.0, 1.07, 1.15)
 """Factors on `forward` and `backward` of the best settings."""
-KEPT = 6
+KEPT = 12
 """Settings that go on from one stage of the search to the next."""
 
 
@@ -84,7 +86,8 @@ def automatic(
 
     Where `held` and `kept` are 1 the limit is a number of (stage, micro-batch) pairs in flight. There is a
     schedule whenever each device has room for one micro-batch: an F starts only if all that its micro-batch
-    still needs on the device fits, too, so the oldest micro-batch can always go on.
+    still needs on the device fits, too, once those whose F are all done there are gone. So the oldest
+    micro-batch can always go on.
 
     goal: "makespan", or "span", which the paper measures (its devices start a step when they can).
 
@@ -98,18 +101,19 @@ def automatic(
     change_SP = np.array([(work.held, work.kept - work.held, -work.kept) for work in stages], np.float64)
     message_S = np.array([work.message for work in stages], np.float64)
     limit_D = np.array(limits, np.float64)
-    room_S, next_S = _room(change_SP, device_S), _next_on_device(device_S)
+    next_S = _next_on_device(device_S)
+    room_2S, under_way_S = _room(change_SP, device_S, next_S)
     limit_D *= 1 + 1e-9  # Sums of memory are not exact.
     for stage, device in enumerate(stage_to_device):
-        if room_S[stage] > limit_D[device]:
+        if room_2S[1, stage] > limit_D[device]:
             raise ValueError(
-                f"device {device} may hold {limits[device]:g}; one micro-batch needs {room_S[stage]:g} there"
+                f"device {device} may hold {limits[device]:g}; a micro-batch needs {room_2S[1, stage]:g}"
             )
 
     def run(forward, backward, *switches):
         due_2S, period = _timetable(time_SP, message_S, device_S, forward, backward)
         ahead = _ahead(due_2S, time_SP, next_S, period, microbatches)
-        stage_data = time_SP, change_SP, message_S, room_S, device_S, next_S, due_2S, *ahead
+        stage_data = time_SP, change_SP, message_S, room_2S, under_way_S, device_S, next_S, due_2S, *ahead
         return _greedy(*stage_data, limit_D, microbatches, period, *switches)
 
     scores = {}
@@ -121,24 +125,35 @@ def automatic(
             scores[setting] = (makespan, span) if goal == "makespan" else (span, makespan)
         return scores[setting]
 
-    coarse = product(FORWARD, BACKWARD, ORDERS, (PATIENCE[1],), (False,), (0.0,))
-    best = sorted(coarse, key=score)[:KEPT]
-    switched = {(*s[:3], *switches) for s in best for switches in product(PATIENCE, CATCH_UP, DEFER)}
-    best = sorted(sorted(switched), key=score)[:KEPT]
-    fine = {(s[0] * down, s[1] * up, *s[2:]) for s in best for down in FINE for up in FINE}
-    rows_DN, count_D, start_D, end_D = run(*min(sorted(fine), key=score))
+    def best(settings):
+        distinct = {score(setting): setting for setting in settings}
+        return [distinct[key] for key in sorted(distinct)[:KEPT]]
+
+    reserve = RESERVE if len(stages) > len(set(stage_to_device)) else (False,)
+    found = best(product(FORWARD, BACKWARD, ORDERS, reserve, (PATIENCE[1],), (False,), (0.0,)))
+    found = best((*s[:4], *switches) for s in found for switches in product(PATIENCE, CATCH_UP, DEFER))
+    found = best((s[0] * down, s[1] * up, *s[2:]) for s in found for down in FINE for up in FINE)
+    rows_DN, count_D, start_D, end_D = run(*found[0])
     schedule = _schedule(rows_DN, count_D, microbatches)
     return Found(schedule, float(end_D.max()), float((end_D - start_D).max()))
 
 
-def _room(change_SP, device_S):
-    """What must be free for F of a stage: its memory, that of its device's later ones, the most an I adds."""
-    room = []
+def _room(change_SP, device_S, next_S):
+    """Memory that must be free for F of a stage, and what F does to that of micro-batches under way.
+
+    A micro-batch is under way on a device from F of the first of its stages to F of the last.
+
+    Returns an array (2, stages), what must be free of all memory (that of F and the most that an I of the
+    device adds) and beside the micro-batches under way (that of F of its device's later stages, too), and
+    the change of the memory of micro-batches under way.
+    """
+    room, change = [], []
     for stage, device in enumerate(device_S):
         here = device_S == device
-        later = change_SP[stage:, 0][here[stage:]]
-        room.append(later.sum() + change_SP[here, 1].max(initial=0.0))
-    return np.array(room)
+        held, grows = change_SP[:, 0] * here, change_SP[here, 1].max(initial=0.0)
+        room.append((held[stage] + grows, held[stage:].sum() + grows))
+        change.append(held[stage] if next_S[stage] > stage else -held[:stage].sum())
+    return np.array(room).T.copy(), np.array(change)
 
 
 def _next_on_device(device_S):
@@ -167,8 +182,8 @@ def _ahead(due_2S, time_SP, next_S, period, microbatches):
 
 @njit(cache=True)
 def _greedy(
-    time_SP, change_SP, message_S, room_S, device_S, next_S, due_2S, in_flight_S, lead_S,
-    limit_D, microbatches, period, order, patience, catch_up, defer,
+    time_SP, change_SP, message_S, room_2S, under_way_S, device_S, next_S, due_2S, in_flight_S,
+    lead_S, limit_D, microbatches, period, order, reserve, patience, catch_up, defer,
 ):  # fmt: skip
     """One schedule. Devices act in the order of time, so each knows of messages on their way to it.
 
@@ -185,11 +200,13 @@ def _greedy(
     head_D, tail_D = np.zeros(devices, np.int64), np.zeros(devices, np.int64)
     start_D, end_D, wake_D = np.full(devices, np.inf), np.zeros(devices), np.full(devices, np.inf)
     wake_D[device_S[0]] = 0.0
-    idle_D, memory_D, last_D = np.zeros(devices), np.zeros(devices), np.full(devices, 2)
+    idle_D, last_D = np.zeros(devices), np.full(devices, 2)
+    memory_D, under_way_D = np.zeros(devices), np.zeros(devices)
     coming = np.zeros(2)
     while wake_D.min() < np.inf:
         device = np.argmin(wake_D)
         now, free = wake_D[device], limit_D[device] - memory_D[device]
+        taken = memory_D[device] if reserve else under_way_D[device]
         w_waits = head_D[device] < tail_D[device]
         phase, stage, least, full = -1, -1, np.inf, False
         coming[:] = np.inf
@@ -202,9 +219,13 @@ def _greedy(
                     held_back = after > s and forwards - done_SP[after, 0] >= lead_S[s]
                     if forwards == microbatches or forwards - backwards >= in_flight_S[s] or held_back:
                         continue
+                    fits = room_2S[0, s] <= free
+                    # The last stage of a device takes nothing that a micro-batch under way will need.
+                    fits &= after == s or taken + room_2S[1, s] <= limit_D[device]
                 elif backwards == forwards:
                     continue
-                fits = (room_S[s] if kind == 0 else change_SP[s, 1]) <= free
+                else:
+                    fits = change_SP[s, 1] <= free
                 arrival = there_2SM[kind, s, done_SP[s, kind]]
                 if arrival > now:
                     if fits or w_waits:
@@ -251,8 +272,10 @@ def _greedy(
         if phase == 1:
             queue_DN[device, tail_D[device]] = stage
             tail_D[device] += 1
-        elif stage == stages - 1:
-            there_2SM[1, stage, microbatch] = end
+        else:
+            under_way_D[device] += under_way_S[stage]
+            if stage == stages - 1:
+                there_2SM[1, stage, microbatch] = end
         reader = stage + 1 if phase == 0 else stage - 1
         if 0 <= reader < stages:
             arrival = end + message_S[min(stage, reader)]

@@ -27,9 +27,9 @@ def test_placement_folds_the_line():
     assert placement(3) == (0, 1, 2, 2, 1, 0)
 
 
-# Longest span of a device and most pairs in flight that the authors' scheduler reaches with F = I = W = 1
-# and 2p micro-batches (6 a micro-batch taken off), run on the same p: sail-sg/zero-bubble-pipeline-parallelism,
-# main, megatron/core/pipeline_parallel/zerobubble/scheduler/zbv_greedy.py.
+# Makespan and most pairs in flight that the authors' scheduler reaches with F = I = W = 1
+# and 2p, 3p or 4p micro-batches (6 a micro-batch taken off): sail-sg/zero-bubble-pipeline-parallelism, main,
+# megatron/core/pipeline_parallel/zerobubble/scheduler/zbv_greedy.py, run for each p.
 AUTHORS = {
     v_half: {2: (1, 4), 3: (5, 4), 4: (5, 6), 5: (11, 6), 6: (11, 8), 8: (17, 10), 9: (23, 10), 12: (29, 14)},
     v_min: {2: (3, 4), 3: (5, 4), 4: (11, 4), 5: (15, 6), 6: (17, 6), 8: (27, 8), 9: (29, 8), 12: (41, 10)},
