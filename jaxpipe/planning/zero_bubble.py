@@ -200,6 +200,9 @@ def _greedy(
     head_D, tail_D = np.zeros(devices, np.int64), np.zeros(devices, np.int64)
     start_D, end_D, wake_D = np.full(devices, np.inf), np.zeros(devices), np.full(devices, np.inf)
     wake_D[device_S[0]] = 0.0
+    first_D = np.zeros(devices, np.int64)
+    for stage in range(stages - 1, -1, -1):
+        first_D[device_S[stage]] = stage
     idle_D, last_D = np.zeros(devices), np.full(devices, 2)
     memory_D, under_way_D = np.zeros(devices), np.zeros(devices)
     coming = np.zeros(2)
@@ -210,9 +213,10 @@ def _greedy(
         w_waits = head_D[device] < tail_D[device]
         phase, stage, least, full = -1, -1, np.inf, False
         coming[:] = np.inf
-        for s in range(stages):
-            if device_S[s] != device:
-                continue
+        after = first_D[device]
+        s = -1
+        while after != s:
+            s = after
             forwards, backwards, after = done_SP[s, 0], done_SP[s, 1], next_S[s]
             for kind in range(2):
                 if kind == 0:
