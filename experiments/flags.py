@@ -1,18 +1,17 @@
 """The flag --config of all entry points, whose mistakes get one clear line each."""
 
-import difflib
 import re
 import sys
 import traceback
 from importlib.machinery import SourceFileLoader
 from importlib.util import module_from_spec, spec_from_loader
 from pathlib import Path
-from typing import NoReturn
 
 from absl import flags
 from ml_collections import ConfigDict, config_flags
 from ml_collections.config_flags.tuple_parser import TupleParser
 
+from experiments import command_line
 from jaxpipe.training.config import Config, from_config_dict
 from jaxpipe.training.fields import unknown_field
 
@@ -37,14 +36,12 @@ def parse(argv: list[str]) -> list[str]:
     Exits with one line when a flag is missing, unknown or has a wrong value, when the configuration file
     does not load, or when it lacks an overridden field.
     """
-    try:
-        if not any(re.fullmatch(r"--?help(full|short|xml)?", argument) for argument in argv):
+    if not any(re.fullmatch(r"--?help(full|short|xml)?", argument) for argument in argv):
+        try:
             _check(argv)
-        return flags.FLAGS(argv)
-    except flags.UnrecognizedFlagError as error:
-        _stop(_unknown_flag(error.flagname))
-    except (ValueError, flags.Error) as error:
-        _stop(_flag_error(str(error)))
+        except ValueError as error:
+            command_line.stop(str(error))
+    return command_line.parse(argv)
 
 
 def resolve(config: ConfigDict) -> Config:
@@ -52,11 +49,7 @@ def resolve(config: ConfigDict) -> Config:
     try:
         return from_config_dict(config)
     except ValueError as error:
-        _stop(str(error))
-
-
-def _stop(message: str) -> NoReturn:
-    sys.exit(f"{Path(sys.argv[0]).stem}: {message}")
+        command_line.stop(str(error))
 
 
 def _check(argv: list[str]) -> None:
@@ -140,19 +133,3 @@ def _check_value(field: str, expected: type, negated: bool, value: str | None) -
         parser.parse(value)
     except (TypeError, ValueError) as error:
         raise ValueError(f"field {field!r} is {value!r}; expected {words}") from error
-
-
-def _unknown_flag(name: str) -> str:
-    modules = flags.FLAGS.flags_by_module_dict()
-    known = [f.name for module, own in modules.items() if not module.startswith("absl") for f in own]
-    known = sorted(f for f in known if "." not in f)
-    near = difflib.get_close_matches(name, known, n=1)
-    hint = f" did you mean --{near[0]}?" if near else ""
-    return f"unknown flag --{name};{hint} known: {', '.join(f'--{f}' for f in known)}"
-
-
-def _flag_error(message: str) -> str:
-    missing = re.match(r"flag --(\w+)=None: Flag --\1 must|Missing value for flag --?(\w+)$", message)
-    if missing and (name := missing[1] or missing[2]) in flags.FLAGS:
-        return f"--{name} is missing; expected {flags.FLAGS[name].help}"
-    return " ".join(message.split())

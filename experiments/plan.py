@@ -9,16 +9,16 @@ compared that take these numbers. DIR gets report.json and, of the fastest valid
 plan.json, schedule.csv, gantt.svg and trace.json.
 """
 
-import difflib
 import os
 import re
-import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import NoReturn
 
 from absl import app, flags
+
+from experiments import command_line
+from experiments.command_line import stop
 
 COSTS = flags.DEFINE_string("costs", None, "a cost table such as the costs.json of a run")
 DEVICES = flags.DEFINE_integer("devices", None, "a number of pipeline devices, at least 1", lower_bound=1)
@@ -50,7 +50,7 @@ PATIENCE = 1.0
 def main(argv: list[str]) -> None:
     """Reads, plans, prints, writes."""
     if len(argv) > 1:
-        _stop(f"unexpected argument {argv[1]!r}; flags start with --")
+        stop(f"unexpected argument {argv[1]!r}; flags start with --")
     _check_flags()
     workdir = _open(WORKDIR.value)
     # Only now, so that mistakes in flags are answered at once.
@@ -75,15 +75,15 @@ def main(argv: list[str]) -> None:
         if shown is not None:
             left_out = plan_report.write_plan(workdir, judged[shown], problem, title)
     except ValueError as error:
-        _stop(str(error))
+        stop(str(error))
     except OSError as error:
-        _stop(f"cannot write to --workdir {workdir}: {error.strerror}")
+        stop(f"cannot write to --workdir {workdir}: {error.strerror}")
     for line in left_out:
         console.out(line, highlight=False)
     written = "report.json" + (f", and of {shown} the plan, its picture and trace" if shown else "")
     console.out(f"{workdir}: {written}", highlight=False)
     if shown is None:
-        _stop("no plan is valid, so only report.json is written; the reasons stand above")
+        stop("no plan is valid, so only report.json is written; the reasons stand above")
 
 
 def parse(argv: list[str]) -> list[str]:
@@ -93,24 +93,7 @@ def parse(argv: list[str]) -> list[str]:
 
         with_config.define_config()
         return with_config.parse(argv)
-    try:
-        return flags.FLAGS(argv)
-    except flags.UnrecognizedFlagError as error:
-        known = [flag.name for flag in flags.FLAGS.get_key_flags_for_module(sys.modules[__name__])]
-        near = difflib.get_close_matches(error.flagname, known, n=1)
-        hint = f" did you mean --{near[0]}?" if near else ""
-        _stop(f"unknown flag --{error.flagname};{hint} known: --config, {', '.join(f'--{n}' for n in known)}")
-    except flags.Error as error:
-        _stop(_flag_error(str(error)))
-
-
-def _flag_error(message: str) -> str:
-    missing = re.match(r"Missing value for flag --?(\w+)$", message)
-    if missing and missing[1] in flags.FLAGS:
-        return f"--{missing[1]} has no value; expected {flags.FLAGS[missing[1]].help}"
-    if (wrong := re.match(r"flag --(\w+)=(.*?): ", message, re.DOTALL)) and wrong[1] in flags.FLAGS:
-        return f"--{wrong[1]} is {wrong[2]!r}; expected {flags.FLAGS[wrong[1]].help}"
-    return " ".join(message.split())
+    return command_line.parse(argv, others=["config"])
 
 
 def _config_given() -> bool:
@@ -124,20 +107,20 @@ def _check_flags() -> None:
     }
     if _config_given() == (COSTS.value is not None):
         found = "both --costs and --config are" if _config_given() else "neither --costs nor --config is"
-        _stop(f"{found} given; expected one of them, as in --costs=costs.json")
+        stop(f"{found} given; expected one of them, as in --costs=costs.json")
     for name, (value, field) in numbers.items():
         if _config_given() and value is not None:
-            _stop(f"--{name} stands beside --config; expected --config.{field}={value}")
+            stop(f"--{name} stands beside --config; expected --config.{field}={value}")
         if not _config_given() and value is None:
-            _stop(f"--{name} is missing; expected {flags.FLAGS[name].help}")
+            stop(f"--{name} is missing; expected {flags.FLAGS[name].help}")
     if SCHEDULES.value == []:
-        _stop(f"--schedules is empty; expected {flags.FLAGS['schedules'].help}")
+        stop(f"--schedules is empty; expected {flags.FLAGS['schedules'].help}")
     if TUNE.value:
-        _stop(f"--tune is {TUNE.value!r}; expected nothing, as nothing can be searched yet")
+        stop(f"--tune is {TUNE.value!r}; expected nothing, as nothing can be searched yet")
     if LIMIT.value is not None and not 0 < LIMIT.value < float("inf"):
-        _stop(f"--memory_limit_gb is {LIMIT.value}; expected {flags.FLAGS['memory_limit_gb'].help}")
+        stop(f"--memory_limit_gb is {LIMIT.value}; expected {flags.FLAGS['memory_limit_gb'].help}")
     if not WORKDIR.value:
-        _stop(f"--workdir is missing; expected {flags.FLAGS['workdir'].help}")
+        stop(f"--workdir is missing; expected {flags.FLAGS['workdir'].help}")
 
 
 def _open(folder: str) -> Path:
@@ -148,7 +131,7 @@ def _open(folder: str) -> Path:
         with tempfile.TemporaryFile(dir=workdir):
             pass
     except OSError as error:
-        _stop(f"cannot write to --workdir {folder}: {error.strerror}")
+        stop(f"cannot write to --workdir {folder}: {error.strerror}")
     return workdir
 
 
@@ -242,10 +225,6 @@ def _shown(judged) -> str | None:
     if judged[SHOW.value].simulation is None:
         raise ValueError(f"--show is {SHOW.value!r}, which cannot run: {judged[SHOW.value].fault}")
     return SHOW.value
-
-
-def _stop(message: str) -> NoReturn:
-    sys.exit(f"plan: {message}")
 
 
 if __name__ == "__main__":

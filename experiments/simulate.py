@@ -4,15 +4,14 @@ FILE.csv is in the grammar of PyTorch's pipelining, one row a device. Prints mak
 device does, or a grid that marks the first wrong action, and says why it is wrong; then the exit code is 1.
 """
 
-import difflib
 import json
 import math
 import re
 import sys
-from typing import NoReturn
 
 from absl import app, flags
 
+from experiments.command_line import parse, stop
 from jaxpipe.costs import table
 from jaxpipe.costs.table import CostTable
 from jaxpipe.planning.interchange import Sheet, read_file
@@ -40,7 +39,7 @@ JSON = flags.DEFINE_bool("json", False, "true or false; true prints one JSON obj
 def main(argv: list[str]) -> None:
     """Reads, judges and prints."""
     if len(argv) > 1:
-        _stop(f"unexpected argument {argv[1]!r}; flags start with --")
+        stop(f"unexpected argument {argv[1]!r}; flags start with --")
     costs, placement = _costs(), _placement()
     try:
         if COSTS.value is not None:
@@ -56,45 +55,23 @@ def main(argv: list[str]) -> None:
         if JSON.value:
             _print_json(Verdict(str(error)), None)
             sys.exit(1)
-        _stop(str(error))
+        stop(str(error))
     if JSON.value:
         _print_json(verdict, memory)
         sys.exit(0 if verdict.valid else 1)
     _print(sheet, verdict, costs, memory)
 
 
-def parse(argv: list[str]) -> list[str]:
-    """Parses the command line; exits with one line when a flag is missing, unknown or has a wrong value."""
-    try:
-        return flags.FLAGS(argv)
-    except flags.UnrecognizedFlagError as error:
-        known = [flag.name for flag in flags.FLAGS.get_key_flags_for_module(sys.modules[__name__])]
-        near = difflib.get_close_matches(error.flagname, known, n=1)
-        hint = f" did you mean --{near[0]}?" if near else ""
-        _stop(f"unknown flag --{error.flagname};{hint} known: {', '.join(f'--{name}' for name in known)}")
-    except flags.Error as error:
-        _stop(_flag_error(str(error)))
-
-
-def _flag_error(message: str) -> str:
-    missing = re.match(r"flag --(\w+)=None: Flag --\1 must|Missing value for flag --?(\w+)$", message)
-    if missing and (name := missing[1] or missing[2]) in flags.FLAGS:
-        return f"--{name} is missing; expected {flags.FLAGS[name].help}"
-    if (wrong := re.match(r"flag --(\w+)=(.*?): ", message, re.DOTALL)) and wrong[1] in flags.FLAGS:
-        return f"--{wrong[1]} is {wrong[2]!r}; expected {flags.FLAGS[wrong[1]].help}"
-    return " ".join(message.split())
-
-
 def _costs() -> Unit:
     """The times from the flags, those left out as in `Unit`."""
     given = {name: flag.value for name, flag in TIMES.items() if flag.value is not None}
     if COSTS.value is not None and given:
-        _stop(f"--{next(iter(given))} stands beside --costs; expected one of the two")
+        stop(f"--{next(iter(given))} stands beside --costs; expected one of the two")
     if COSTS.value is None and MEMORY.value is not None:
-        _stop("--memory_model stands without --costs, which tells what takes memory")
+        stop("--memory_model stands without --costs, which tells what takes memory")
     for name, value in given.items():
         if not (math.isfinite(value) and value >= 0):
-            _stop(f"--{name} is {value}; expected a finite number of at least 0")
+            stop(f"--{name} is {value}; expected a finite number of at least 0")
     return Unit(**given)
 
 
@@ -102,7 +79,7 @@ def _placement() -> tuple[int, ...] | None:
     if PLACEMENT.value is None:
         return None
     if not re.fullmatch(r"\d{1,9}(,\d{1,9})*", PLACEMENT.value, re.ASCII):
-        _stop(f"--stage_to_device is {PLACEMENT.value!r}; expected the device of each stage, as in 0,1,1,0")
+        stop(f"--stage_to_device is {PLACEMENT.value!r}; expected the device of each stage, as in 0,1,1,0")
     return tuple(map(int, PLACEMENT.value.split(",")))
 
 
@@ -128,15 +105,11 @@ def _print(sheet: Sheet, verdict: Verdict, costs: CostTable | Unit, memory: tupl
     if not verdict.valid:
         if verdict.places:
             console.print(schedule_grid(sheet, verdict.places, console.width))
-        _stop(f"{SCHEDULE.value}: {verdict.error}")
+        stop(f"{SCHEDULE.value}: {verdict.error}")
     unit = costs.unit if isinstance(costs, CostTable) else "unit"
     for line in verdict_lines(sheet, verdict, unit):
         console.out(line, highlight=False)
     console.print(verdict_table(verdict, unit, memory))
-
-
-def _stop(message: str) -> NoReturn:
-    sys.exit(f"simulate: {message}")
 
 
 if __name__ == "__main__":
