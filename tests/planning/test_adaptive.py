@@ -106,15 +106,19 @@ def test_a_slower_stage_pays_where_it_saves_recompute_and_micro_batches_are_few(
 
 @settings(max_examples=60, deadline=None)
 @given(data=st.data())
-def test_without_a_limit_adapipe_recomputes_nothing(data):
-    costs = small_table(data)
-    devices = data.draw(st.integers(1, len(costs.pieces)))
-    microbatches = devices + data.draw(st.integers(0, 9))
-    _, policies, objective = adapipe(costs, devices, microbatches)
-    assert set(policies) == {"none"}
-    rival = mist(costs, devices, microbatches).bounds
-    forward, backward, _ = stage_times_and_bytes(costs, devices, microbatches, rival, policies)
-    assert objective <= adapipe_objective(forward, backward, microbatches)
+def test_without_a_limit_adapipe_recomputes_nothing_and_no_partition_has_a_lower_objective(data):
+    times = data.draw(st.lists(st.tuples(*[st.integers(0, 20)] * 2), min_size=5, max_size=11))
+    costs = CostTable("unit", tuple(PieceCost(f"p{i}", "k", f, b, 0) for i, (f, b) in enumerate(times)))
+    devices = data.draw(st.integers(3, 5))
+    microbatches = devices + data.draw(st.integers(0, 3))
+    tuned = adapipe(costs, devices, microbatches)
+    assert set(tuned.recompute) == {"none"}
+    least = float("inf")
+    for cuts in combinations(range(1, len(times)), devices - 1):
+        runs = [times[i:j] for i, j in pairwise((0, *cuts, len(times)))]
+        forward, backward = ([sum(time[k] for time in run) for run in runs] for k in (0, 1))
+        least = min(least, adapipe_objective(forward, backward, microbatches))
+    assert tuned.objective == pytest.approx(least, rel=1e-8)
 
 
 def test_adapipe_comes_near_the_best_1f1b_there_is():
