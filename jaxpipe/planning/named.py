@@ -60,38 +60,33 @@ def staged_plan(
 
 
 def _by_rule(
-    name: str, rule: Callable[[int, int], Schedule], step: Callable[[int], int] = lambda devices: 1
+    name: str,
+    rule: Callable[[int, int], Schedule],
+    step: Callable[[int], int] = lambda devices: 1,
+    least: Callable[[int], int] = lambda devices: 1,
 ) -> Named:
     """A schedule made of (devices, micro-batches); each stage is on the device where its actions stand."""
 
     def make(costs: CostTable, devices: int, microbatches: int) -> Plan:
         schedule = rule(devices, microbatches)
         home = {action.stage: device for device, row in enumerate(schedule) for action in row}
-        if len(home) > len(costs.pieces):
-            raise ValueError(
-                f"schedule {name!r} on {devices} devices needs at least {len(home)} pieces, "
-                f"not {len(costs.pieces)}"
-            )
+        _check_pieces(name, costs, devices, len(home))
         return staged_plan(name, costs, microbatches, [home[stage] for stage in sorted(home)], schedule)
 
-    return Named(make, step)
+    return Named(make, step, least)
+
+
+def _check_pieces(name: str, costs: CostTable, devices: int, stages: int) -> None:
+    if stages > len(costs.pieces):
+        raise ValueError(
+            f"schedule {name!r} on {devices} devices needs at least {stages} pieces, not {len(costs.pieces)}"
+        )
 
 
 def _s_1f1b(costs: CostTable, devices: int, microbatches: int) -> Plan:
     """1F1B on layers split evenly by count, the embedding with the first and the head with the last."""
     schedule, bounds = one_f_one_b(devices, microbatches), even_layers(costs.pieces, devices)
     return staged_plan("s_1f1b", costs, microbatches, range(devices), schedule, bounds)
-
-
-NAMED: dict[str, Named] = {name: _by_rule(name, rule) for name, rule in SCHEDULES.items()}
-"""Everything that `named_plan` makes."""
-
-NAMED |= {
-    "s_1f1b": Named(_s_1f1b),
-    "interleaved_1f1b": _by_rule("interleaved_1f1b", interleaved_1f1b, step=lambda devices: devices),
-    "breadth_first": _by_rule("breadth_first", breadth_first),
-    "hanayo": _by_rule("hanayo", hanayo),
-}
 
 
 def _helix(name: str, fold: int, recompute: bool) -> Named:
@@ -106,15 +101,7 @@ def _helix(name: str, fold: int, recompute: bool) -> Named:
     return Named(make, step=lambda devices: fold * devices)
 
 
-NAMED |= {
-    "helix_naive": _helix("helix_naive", 1, recompute=False),
-    "helix_naive_recompute": _helix("helix_naive_recompute", 1, recompute=True),
-    "helix_two_fold": _helix("helix_two_fold", 2, recompute=False),
-    "helix_two_fold_recompute": _helix("helix_two_fold_recompute", 2, recompute=True),
-}
-
-
-def _tuned(name: str, tune: Callable[[CostTable, int, int], adaptive.Tuned]) -> Callable[..., Plan]:
+def _tuned(name: str, tune: Callable[[CostTable, int, int], adaptive.Tuned], **counts) -> Named:
     """1F1B on a partition and a recompute policy that are tuned together."""
 
     def make(costs: CostTable, devices: int, microbatches: int) -> Plan:
@@ -122,18 +109,10 @@ def _tuned(name: str, tune: Callable[[CostTable, int, int], adaptive.Tuned]) -> 
         schedule = one_f_one_b(devices, microbatches)
         return staged_plan(name, costs, microbatches, range(devices), schedule, bounds, recompute)
 
-    return make
+    return Named(make, **counts)
 
 
-NAMED |= {
-    "mist": Named(_tuned("mist", adaptive.mist)),
-    "adapipe": Named(_tuned("adapipe", adaptive.adapipe), least=lambda devices: devices),
-}
-
-
-def _automatic(
-    name: str, placement: Callable[[int], Sequence[int]], limit: Callable[[int], int]
-) -> Callable[..., Plan]:
+def _automatic(name: str, placement: Callable[[int], Sequence[int]], limit: Callable[[int], int]) -> Named:
     """The schedule that the automatic scheduler makes of the costs on a placement of the stages.
 
     limit: from the number of devices, the most (stage, micro-batch) pairs in flight on each.
@@ -141,11 +120,7 @@ def _automatic(
 
     def make(costs: CostTable, devices: int, microbatches: int) -> Plan:
         homes = tuple(placement(devices))
-        if len(homes) > len(costs.pieces):
-            raise ValueError(
-                f"schedule {name!r} on {devices} devices needs at least {len(homes)} pieces, "
-                f"not {len(costs.pieces)}"
-            )
+        _check_pieces(name, costs, devices, len(homes))
         bounds = balanced([piece.total for piece in costs.pieces], len(homes))
         none, pieces = ("none",) * len(costs.pieces), tuple(piece.name for piece in costs.pieces)
         plan = Plan(name, devices, microbatches, pieces, bounds, homes, none, schedule=())
@@ -154,17 +129,37 @@ def _automatic(
         schedule = zero_bubble.automatic(counted, homes, microbatches, [limit(devices)] * devices).schedule
         return staged_plan(name, costs, microbatches, homes, schedule, bounds)
 
-    return make
+    return Named(make)
 
 
-NAMED |= {
-    "zb1p": Named(_automatic("zb1p", range, lambda devices: devices)),
-    "zb2p": Named(_automatic("zb2p", range, lambda devices: 2 * devices)),
-    "zb_v": Named(_automatic("zb_v", vee.placement, lambda devices: 2 * devices)),
+def _same(devices: int) -> int:
+    return devices
+
+
+def _twice(devices: int) -> int:
+    return 2 * devices
+
+
+NAMED: dict[str, Named] = {
+    **{name: _by_rule(name, rule) for name, rule in SCHEDULES.items()},
+    "s_1f1b": Named(_s_1f1b),
+    "interleaved_1f1b": _by_rule("interleaved_1f1b", interleaved_1f1b, step=_same),
+    "breadth_first": _by_rule("breadth_first", breadth_first),
+    "hanayo": _by_rule("hanayo", hanayo),
+    "zb1p": _automatic("zb1p", range, limit=_same),
+    "zb2p": _automatic("zb2p", range, limit=_twice),
+    "zb_v": _automatic("zb_v", vee.placement, limit=_twice),
     "v_half": _by_rule("v_half", vee.v_half),
     "v_min": _by_rule("v_min", vee.v_min),
-    "dualpipe_v": _by_rule("dualpipe_v", vee.dualpipe_v)._replace(least=lambda devices: 2 * devices),
+    "dualpipe_v": _by_rule("dualpipe_v", vee.dualpipe_v, least=_twice),
+    "mist": _tuned("mist", adaptive.mist),
+    "adapipe": _tuned("adapipe", adaptive.adapipe, least=_same),
+    "helix_naive": _helix("helix_naive", 1, recompute=False),
+    "helix_naive_recompute": _helix("helix_naive_recompute", 1, recompute=True),
+    "helix_two_fold": _helix("helix_two_fold", 2, recompute=False),
+    "helix_two_fold_recompute": _helix("helix_two_fold_recompute", 2, recompute=True),
 }
+"""Everything that `named_plan` makes."""
 
 
 def named_plan(name: str, costs: CostTable, devices: int, microbatches: int) -> Plan:
