@@ -1,7 +1,9 @@
 """Flags whose mistakes get one clear line each, for all entry points; imports no JAX."""
 
 import difflib
+import os
 import re
+import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,6 +15,22 @@ from absl import flags
 def stop(message: str) -> NoReturn:
     """Ends the program with one line on stderr, the program's name first, and exit code 1."""
     sys.exit(f"{Path(sys.argv[0]).stem}: {message}")
+
+
+def quit_on_signals(what_now: str) -> None:
+    """Makes SIGINT and SIGTERM end the program at once with one line and exit code 128 + signal.
+
+    KeyboardInterrupt would not do while a program starts: libraries swallow it in their callbacks.
+
+    what_now: the end of the line.
+    """
+
+    def quit_now(number, _):
+        print(f"{Path(sys.argv[0]).stem}: interrupted; {what_now}", file=sys.stderr, flush=True)
+        os._exit(128 + number)
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, quit_now)
 
 
 def parse(argv: list[str], others: Sequence[str] = ()) -> list[str]:

@@ -6,14 +6,17 @@ import traceback
 from importlib.machinery import SourceFileLoader
 from importlib.util import module_from_spec, spec_from_loader
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from absl import flags
 from ml_collections import ConfigDict, config_flags
 from ml_collections.config_flags.tuple_parser import TupleParser
 
 from experiments import command_line
-from jaxpipe.training.config import Config, from_config_dict
 from jaxpipe.training.fields import unknown_field
+
+if TYPE_CHECKING:
+    from jaxpipe.training.config import Config
 
 CONFIG_EXAMPLE = "experiments/configs/llama_tiny.py"
 PARSERS = {
@@ -44,8 +47,10 @@ def parse(argv: list[str]) -> list[str]:
     return command_line.parse(argv)
 
 
-def resolve(config: ConfigDict) -> Config:
+def resolve(config: ConfigDict) -> "Config":
     """The checked configuration; exits with one line when a field is wrong."""
+    from jaxpipe.training.config import from_config_dict  # imports JAX
+
     try:
         return from_config_dict(config)
     except ValueError as error:

@@ -10,9 +10,10 @@ from pathlib import Path
 
 from absl import app, flags, logging
 
-from experiments.flags import define_config, parse, resolve
+from experiments import flags as config_flags
+from experiments.command_line import quit_on_signals
 
-CONFIG = define_config()
+CONFIG = config_flags.define_config()
 WORKDIR = flags.DEFINE_string(
     "workdir", None, "folder of the run; made if missing, resumed if not", required=True
 )
@@ -22,7 +23,7 @@ def main(argv: list[str]) -> None:
     """Resolves the configuration, then trains."""
     if len(argv) > 1:
         sys.exit(f"train: unexpected argument {argv[1]!r}; flags start with --")
-    config = resolve(CONFIG.value)
+    config = config_flags.resolve(CONFIG.value)
     import jax
     from rich.console import Console
 
@@ -46,12 +47,17 @@ def main(argv: list[str]) -> None:
             sys.exit(f"train: cannot write to {cache.parent}, where --workdir would be: {error.strerror}")
         jax.config.update("jax_compilation_cache_dir", str(cache))
     try:
-        train(config, WORKDIR.value, Console())
+        result = train(config, WORKDIR.value, Console())
     except (ValueError, NonFiniteError) as error:
         sys.exit(f"train: {error}")
-    except KeyboardInterrupt:
-        print("train: interrupted; the same command goes on from the last checkpoint", file=sys.stderr)
-        sys.exit(130)
+    if result.signal is not None:
+        sys.exit(128 + result.signal)
+
+
+def parse(argv: list[str]) -> list[str]:
+    """Parses the command line, which takes seconds: the configuration's file imports JAX."""
+    quit_on_signals("the same command goes on from the last checkpoint")
+    return config_flags.parse(argv)
 
 
 if __name__ == "__main__":

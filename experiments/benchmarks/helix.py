@@ -20,7 +20,6 @@ from rich.console import Console
 
 from experiments.benchmarks.output import begin, make_table, write_results
 from jaxpipe.costs.analytic import analytic_costs
-from jaxpipe.costs.chips import CHIPS
 from jaxpipe.costs.table import CostTable
 from jaxpipe.models import llama
 from jaxpipe.models.code import abstract_mesh, trace_model
@@ -30,14 +29,13 @@ from jaxpipe.planning.plan import Plan
 from jaxpipe.planning.simulator import simulate
 
 LENGTH = flags.DEFINE_integer("length", 131072, "tokens of a micro-batch, one sequence", lower_bound=1)
-DEVICES = flags.DEFINE_integer("devices", 8, "pipeline devices", lower_bound=2)
-MICROBATCHES = flags.DEFINE_integer("microbatches", 16, "micro-batches", lower_bound=1)
-GPUS = flags.DEFINE_integer("gpus", 8, "GPUs of a pipeline device", lower_bound=1)
-CHIP = flags.DEFINE_enum("chip", "h20", sorted(CHIPS), "what a GPU is")
 BANDWIDTH = flags.DEFINE_float(
     "bandwidth", 50.0, "GB/s that a GPU sends to the next pipeline device", lower_bound=0.001
 )
 
+DEVICES, MICROBATCHES = 8, 16
+GPUS, CHIP = 8, "h20"
+"""GPUs of a pipeline device, and what they are."""
 RIVALS = ("1f1b", "zb1p", "adapipe")
 """What the paper compares with."""
 RECOMPUTED = ("1f1b", "interleaved_1f1b")
@@ -76,19 +74,16 @@ class Row(NamedTuple):
 def main(argv: list[str]) -> None:
     """Prints the table and the conditions."""
     begin(argv, devices=1)
-    costs = price(MODEL, LENGTH.value, DEVICES.value, GPUS.value, CHIP.value)
+    costs = price(MODEL, LENGTH.value, DEVICES, GPUS, CHIP)
     # Pipeline devices are nodes: the chip's link, NVLink, ends within one.
     link = dataclasses.replace(costs.link, bytes_per_unit=BANDWIDTH.value * 1e9)
     costs = dataclasses.replace(costs, link=link)
     try:
-        plans = make_plans(costs, DEVICES.value, MICROBATCHES.value)
+        plans = make_plans(costs, DEVICES, MICROBATCHES)
     except ValueError as error:
         sys.exit(f"helix: {error}")
     rows = [measure(name, plan, costs) for name, plan in plans.items()]
-    title = (
-        f"7B, {LENGTH.value} tokens, {DEVICES.value} devices of {GPUS.value} {CHIP.value}, "
-        f"{MICROBATCHES.value} micro-batches"
-    )
+    title = f"7B, {LENGTH.value} tokens, {DEVICES} devices of {GPUS} {CHIP}, {MICROBATCHES} micro-batches"
     table = make_table(title, "schedule", "step, s", "bubble", "GB", "fits", "gain", "if fit")
     best, fitting = best_rival(rows), best_rival([row for row in rows if row.fits])
     for row in rows:

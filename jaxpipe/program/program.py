@@ -232,6 +232,11 @@ def union(signatures: Sequence[Signature]) -> Signature:
     )
 
 
+def stacked_kinds(signature: Signature) -> tuple[str, ...]:
+    """The kinds whose parameter slots share ops."""
+    return tuple(sorted({op.kind for op in signature.ops if op.slot is None}))
+
+
 def _largest(counts: Iterable[tuple[tuple[str, int], ...]]) -> tuple[tuple[str, int], ...]:
     result: dict[str, int] = {}
     for name, count in chain.from_iterable(counts):

@@ -75,6 +75,15 @@ def plans_table(
     return table
 
 
+def dispatch_line(ops: int, patterns: int, stacked: Sequence[str]) -> str:
+    """What a step is compiled from: ops, sets of permutes, and how parameter slots are stored.
+
+    stacked: kinds whose slots share ops.
+    """
+    slots = f"stacked for {', '.join(stacked)}" if stacked else "static"
+    return f"ops: {ops}, patterns of permutes: {patterns}, parameter slots: {slots}"
+
+
 def piece_rows(costs: CostTable, parameters: Mapping[str, int]) -> list[PieceRow]:
     """One row for each kind of pieces, in order of first appearance.
 

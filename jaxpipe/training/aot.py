@@ -10,8 +10,9 @@ import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxpipe.models.piece import example_batch
-from jaxpipe.program.program import Op
+from jaxpipe.program.program import Op, stacked_kinds
 from jaxpipe.reports.aot import OpRow, library_calls
+from jaxpipe.reports.tables import dispatch_line
 from jaxpipe.runtime.aot import OPTIONS
 from jaxpipe.runtime.compiler import compiler_options
 from jaxpipe.runtime.memory import check_fits, distinct_ops, op_workspace, predicted_bytes
@@ -80,8 +81,8 @@ def compile_ahead(job: Job, chip: str, report: Callable[[str], None]) -> Compile
     loop = read_tick_loop(compiled.as_text(), len(signature.ops), watched_types(job.codes, signature))
     names = [op_name(op) for op in signature.ops]
     rows = tuple(OpRow(name, *code, workspaces[name]) for name, code in zip(names, loop.ops))
-    stacked = tuple(sorted({op.kind for op in signature.ops if op.slot is None}))
-    return Compiled(*seconds, parts, peak, len(signature.patterns), stacked, loop, rows)
+    patterns = len(signature.patterns)
+    return Compiled(*seconds, parts, peak, patterns, stacked_kinds(signature), loop, rows)
 
 
 def _cpu_seconds() -> float:
@@ -120,8 +121,7 @@ def summary(result: Compiled) -> list[str]:
     return [
         f"lowered in {result.lower_seconds:.1f} s, compiled in {result.compile_seconds:.1f} s "
         f"({result.cpu_seconds:.1f} s of CPU time)",
-        f"ops: {len(result.ops)}, patterns of permutes: {result.patterns}, parameter slots: "
-        + (f"stacked for {', '.join(result.stacked)}" if result.stacked else "static"),
+        dispatch_line(len(result.ops), result.patterns, result.stacked),
         f"kernels of libraries: {_counted(library_calls(result.ops))}",
         f"permutes beside the dispatch: {loop.asynchronous} of {loop.asynchronous + loop.synchronous}",
         f"copies of register files, weights or gradients in the tick loop: {_counted(loop.copies)}",

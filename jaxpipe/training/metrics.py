@@ -68,15 +68,17 @@ def _truncate(path: Path, step: int) -> None:
 
 
 class Progress(NamedTuple):
-    """What a run reports every few steps. seconds: mean wall time of a step."""
+    """What a run reports every few steps. seconds: mean wall time of a step, None while unknown."""
 
     step: int
     steps: int
     loss: float
-    seconds: float
+    seconds: float | None
     tokens_per_step: int
 
     def __str__(self) -> str:
+        if self.seconds is None:
+            return f"step {self.step}/{self.steps} loss {self.loss:.4g}"
         remaining = format_duration((self.steps - self.step) * self.seconds)
         rate = format_count(self.tokens_per_step / self.seconds)
         return (

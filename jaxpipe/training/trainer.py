@@ -18,7 +18,8 @@ from jaxpipe.models.piece import param_shapes
 from jaxpipe.planning.build import rivals
 from jaxpipe.planning.simulator import lower_bound, simulate
 from jaxpipe.program.arrange import arrange
-from jaxpipe.reports.tables import piece_rows, pieces_table, plan_row, plans_table
+from jaxpipe.program.program import stacked_kinds
+from jaxpipe.reports.tables import dispatch_line, piece_rows, pieces_table, plan_row, plans_table
 from jaxpipe.reports.units import format_duration
 from jaxpipe.runtime.mesh import describe
 from jaxpipe.training import ngrams
@@ -46,10 +47,14 @@ class NonFiniteError(RuntimeError):
 
 
 class Result(NamedTuple):
-    """step: steps done; heldout: nats a token at the end, None when the run was stopped before it."""
+    """step: steps done; heldout: nats a token at the end, None when the run was stopped before it.
+
+    signal: the signal that stopped it, None when none did.
+    """
 
     step: int
     heldout: float | None
+    signal: int | None = None
 
 
 def train(
@@ -89,7 +94,7 @@ def train(
             )
         if step < config.train.steps:
             console.out(f"stopped after step {step}; the same command goes on from there", highlight=False)
-            return Result(step, None)
+            return Result(step, None, stopped[0])
         if loss is None:  # the run was complete before
             loss = _evaluate(job, make_evaluate(job), state, heldout)
     console.print()
@@ -127,8 +132,8 @@ def _loop(job: Job, state, batches, heldout, checkpoints, metrics, console, stop
         if first:
             console.out(f"first step, compilation included: {elapsed:.1f} s", highlight=False)
         if step % settings.log_every == 0 or step == settings.steps:
-            recent = seconds[1:][-settings.log_every :] or seconds
-            mean = sum(recent) / len(recent)
+            recent = seconds[1:][-settings.log_every :]  # the first includes the compilation
+            mean = sum(recent) / len(recent) if recent else None
             console.out(str(Progress(step, settings.steps, values["loss"], mean, tokens)), highlight=False)
         values |= {"step_seconds": elapsed, "tokens_per_second": tokens / elapsed}
         last, loss = step == settings.steps, None
@@ -141,6 +146,8 @@ def _loop(job: Job, state, batches, heldout, checkpoints, metrics, console, stop
         if step % settings.checkpoint_every == 0 or last or stopped:
             checkpoints.save(step, layers(state))
             saved = step
+    if saved != step:  # the signal came after the last look at it
+        checkpoints.save(step, layers(state))
     checkpoints.wait()
     return state, step, loss
 
@@ -186,6 +193,8 @@ def _show(job: Job, workdir: Path, console: Console) -> None:
         highlight=False,
     )
     console.print(plans_table(rows, costs.unit, job.plan.name, costs.memory_limit_bytes))
+    signature = job.program.signature
+    console.out(f"compiled from {dispatch_line(len(signature.ops), patterns, stacked_kinds(signature))}")
     write_reports(workdir, job, simulations[job.plan.name])
 
 
@@ -199,7 +208,7 @@ def _stop_signals(console: Console) -> Iterator[list[int]]:
 
     def catch(number, _):
         caught.append(number)
-        console.out("stopping after this step; the same signal again stops at once", highlight=False)
+        console.out("stopping after this step, or after compiling; once more stops at once", highlight=False)
         signal.signal(number, old[number])
 
     old = {number: signal.signal(number, catch) for number in (signal.SIGTERM, signal.SIGINT)}
