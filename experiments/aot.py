@@ -31,15 +31,19 @@ def main(argv: list[str]) -> None:
     import jax
     from rich.console import Console
 
+    from jaxpipe.costs.chips import CHIPS
     from jaxpipe.reports.aot import memory_table, ops_table
+    from jaxpipe.reports.units import format_bytes, format_duration
     from jaxpipe.runtime.aot import absent_mesh
-    from jaxpipe.training.aot import compile_ahead, summary, to_json
+    from jaxpipe.training.aot import compile_ahead, plan_times, summary, to_json
+    from jaxpipe.training.config import to_json as config_json
     from jaxpipe.training.prepare import prepare
 
-    if JSON.value and not Path(JSON.value).absolute().parent.is_dir():
-        sys.exit(
-            f"aot: --json is {JSON.value!r}, whose folder does not exist; expected a file in one that does"
-        )
+    if JSON.value:
+        try:
+            Path(JSON.value).open("a").close()
+        except OSError as error:
+            sys.exit(f"aot: cannot write --json={JSON.value}: {error.strerror}; expected a file")
     logging.set_verbosity(logging.WARNING)
     # GPUs that may be here are of no use, and without one the CUDA plugin complains.
     jax.config.update("jax_platforms", "cpu")
@@ -53,16 +57,23 @@ def main(argv: list[str]) -> None:
         if config.plan.chip != CHIP.value:
             report(f"the plan is made for field 'plan.chip', {config.plan.chip}; compiling for {CHIP.value}")
         report("tracing, planning and verifying ...")
-        result = compile_ahead(prepare(config, mesh), CHIP.value, report)
+        job = prepare(config, mesh)
+        plan = plan_times(job)
+        result = compile_ahead(job, CHIP.value, report)
     except (ValueError, ModuleNotFoundError) as error:
         sys.exit(f"aot: {error}")
     console.print()
     console.print(ops_table(result.ops))
     console.print(memory_table(result.predicted_bytes, result.peak_bytes))
+    capacity = CHIPS[CHIP.value].memory_bytes
+    times = [format_duration(plan[name], plan["unit"]) for name in ("makespan", "tick_makespan")]
+    console.out(f"memory of chip {CHIP.value}: {format_bytes(capacity)}", highlight=False)
+    console.out(f"plan {plan['name']}: {times[0]} predicted, {times[1]} on ticks", highlight=False)
     for line in summary(result):
         console.out(line, highlight=False)
     if JSON.value:
         made = {"chip": CHIP.value, "topology": TOPOLOGY.value, "jax": jax.__version__}
+        made |= {"memory_bytes": capacity, "config": config_json(config), "plan": plan}
         Path(JSON.value).write_text(json.dumps(made | to_json(result), indent=1) + "\n")
 
 

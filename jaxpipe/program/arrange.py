@@ -104,6 +104,7 @@ def arrangements(
         if chosen and not _better(found, chosen[0]):
             return
         allocation = allocate(found.rows, found.timetable, pieces)
+        # The first that is considered has the plan's own actions on their earliest ticks.
         limits = limits or allocation.counts
         if all(count <= limits.get(name, 0) for name, count in allocation.counts.items()):
             chosen = found, allocation

@@ -10,6 +10,8 @@ import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxpipe.models.piece import example_batch
+from jaxpipe.planning.simulator import simulate
+from jaxpipe.program.arrange import arrange
 from jaxpipe.program.program import Op, stacked_kinds
 from jaxpipe.reports.aot import OpRow, library_calls
 from jaxpipe.reports.tables import dispatch_line
@@ -112,6 +114,17 @@ def to_json(result: Compiled) -> dict:
         "weight_updates": loop.updates,
         "permutes": {"asynchronous": loop.asynchronous, "synchronous": loop.synchronous},
         "ops": [row._asdict() for row in result.ops],
+    }
+
+
+def plan_times(job: Job) -> dict:
+    """The plan's name, its makespan as its dependencies allow and as its program has it, and their unit."""
+    patterns = len(job.program.signature.patterns)
+    return {
+        "name": job.plan.name,
+        "makespan": simulate(job.plan, job.costs).makespan,
+        "tick_makespan": arrange(job.plan, job.pieces, job.costs, patterns)[0].makespan,
+        "unit": job.costs.unit,
     }
 
 

@@ -66,6 +66,11 @@ def prepare(config: Config, mesh: Mesh | None = None) -> Job:
     """
     mesh = mesh or make_mesh(config.mesh.stage, config.mesh.data, config.mesh.model)
     model = build_model(config)
+    if len(model.pieces) < config.mesh.stage:
+        raise ValueError(
+            f"field 'mesh.stage' is {config.mesh.stage}; the model has {len(model.pieces)} pieces, "
+            f"so expected at most {len(model.pieces)}"
+        )
     costs = price(config, model, mesh.abstract_mesh)
     kinds = [p.kind for p in model.pieces]
     plan = make_plan(

@@ -167,7 +167,7 @@ def test_the_workdir_of_another_configuration(folder, tmp_path):
         ({"plan": {"chip": "abacus"}}, "field 'plan.chip' is 'abacus'; expected one of "),
         (
             {"mesh": {"stage": 8}, "model": {"layers": 1}},
-            "6 pieces cannot fill 8 devices; use at most 6 devices",
+            "field 'mesh.stage' is 8; the model has 6 pieces, so expected at most 6",
         ),
         ({"mesh": {"stage": 2, "model": 4}}, "kv_heads is 2, which tp=4 does not divide"),
         (

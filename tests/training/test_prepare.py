@@ -55,7 +55,7 @@ def test_costs_do_not_depend_on_the_plan():
         ({"mesh": {"stage": 1, "model": 4}}, "kv_heads is 2, which tp=4 does not divide"),
         (
             {"mesh": {"stage": 7}, "model": {"layers": 1}},
-            "6 pieces cannot fill 7 devices; use at most 6 devices",
+            "field 'mesh.stage' is 7; the model has 6 pieces, so expected at most 6",
         ),
         ({"plan": {"chip": "abacus"}}, "'abacus'"),
         ({"plan": {"recompute": "mamba=full"}}, "but the model has no kind 'mamba'; its kinds: embed, "),
