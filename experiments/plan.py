@@ -56,6 +56,7 @@ def main(argv: list[str]) -> None:
     # Only now, so that mistakes in flags are answered at once.
     from rich.console import Console
 
+    from jaxpipe.costs.table import save
     from jaxpipe.reports import plan_report
 
     console = Console()
@@ -71,8 +72,13 @@ def main(argv: list[str]) -> None:
         for line in (*plan_report.legend(problem), "", *plan_report.remarks(problem, judged, refused)):
             console.out(line, highlight=False)
         plan_report.write_report(workdir, problem, judged, refused)
+        if _config_given():
+            save(problem.costs, workdir / "costs.json")
         left_out = []
-        if shown is not None:
+        if shown is None:
+            for name in plan_report.FILES:  # those of an earlier report
+                (workdir / name).unlink(missing_ok=True)
+        else:
             left_out = plan_report.write_plan(workdir, judged[shown], problem, title)
     except ValueError as error:
         stop(str(error))

@@ -5,7 +5,6 @@ device does, or a grid that marks the first wrong action, and says why it is wro
 """
 
 import json
-import math
 import re
 import sys
 
@@ -70,8 +69,8 @@ def _costs() -> Unit:
     if COSTS.value is None and MEMORY.value is not None:
         stop("--memory_model stands without --costs, which tells what takes memory")
     for name, value in given.items():
-        if not (math.isfinite(value) and value >= 0):
-            stop(f"--{name} is {value}; expected a finite number of at least 0")
+        if not 0 <= value <= table.LARGEST:
+            stop(f"--{name} is {value}; expected a number from 0 to {table.LARGEST:g}")
     return Unit(**given)
 
 

@@ -2,10 +2,11 @@
 
 import dataclasses
 import json
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+LARGEST = 1e30
+"""More than any time or size may be; sums and squares of it are still finite."""
 FORMAT = "jaxpipe-costs/1"
 UNITS = ("s", "ms", "us", "unit")
 
@@ -144,8 +145,8 @@ def _piece(index: int, data: dict) -> PieceCost:
 
 def _number(where: str, value) -> float:
     number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not number or not 0 <= value <= sys.float_info.max:
-        raise ValueError(f"{where} is {value!r}; expected a finite number of at least 0")
+    if not number or not 0 <= value <= LARGEST:
+        raise ValueError(f"{where} is {value!r}; expected a number from 0 to {LARGEST:g}")
     return value
 
 
@@ -164,7 +165,7 @@ def load(path: Path | str) -> CostTable:
         return from_json(json.loads(Path(path).read_text()))
     except OSError as error:
         raise ValueError(f"cannot read {path}: {error.strerror}") from error
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+    except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ValueError(f"{path} is not JSON ({error})") from error
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from error

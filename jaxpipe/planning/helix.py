@@ -11,13 +11,12 @@ head), 2l + 1 the core of layer l.
 
 from dataclasses import replace
 from itertools import pairwise
+from math import inf
 from typing import NamedTuple
 
 from jaxpipe.costs.table import CostTable
 from jaxpipe.planning.plan import Action, Schedule
-
-CORE = "attention_core"
-"""Kind of the pieces that run anywhere."""
+from jaxpipe.planning.stages import CORE
 
 
 def helix(layers: int, devices: int, microbatches: int, fold: int) -> Schedule:
@@ -141,11 +140,13 @@ def tightest(costs: CostTable) -> Condition:
     messages = [costs.link.time(max(p.output_bytes for p in pieces[max(i - 1, 0) : i + 1])) for i in cores]
     core, message = min(zip(cores, messages), key=lambda pair: pieces[pair[0]].F - pair[1])
     blocks = [sum(piece.F for piece in pieces[low + 1 : high]) for low, high in pairwise(cores)]
-    return Condition(pieces[core].name, pieces[core].F, message, min(blocks, default=float("inf")))
+    return Condition(pieces[core].name, pieces[core].F, message, min(blocks, default=inf))
 
 
 def condition(costs: CostTable) -> str:
-    """One line: HelixPipe pays where attention takes longer than its messages, and whether that holds here.
+    """One line: HelixPipe can hide a message where attention takes longer, and whether that holds here.
+
+    Whether it then is the fastest depends on the bubble that it saves, which the simulation tells.
 
     Naive, every message lengthens the step. Two-fold, the other micro-batch of the pair hides them, in the
     simulation up to the length of attention or of a block, whichever is less; so the line names both.
@@ -155,10 +156,10 @@ def condition(costs: CostTable) -> str:
     """
     core, attention, message, block = tightest(costs)
     sign, verdict = (">=", "holds") if attention >= message else ("<", "does not hold")
+    between = f"; two-fold hides messages up to t_block = {block:.3g} {costs.unit}" if block < inf else ""
     return (
-        f"HelixPipe pays where t_attention >= t_message, which {verdict}: {attention:.3g} {sign} "
-        f"{message:.3g} {costs.unit} (forward of {core}); two-fold hides messages up to "
-        f"t_block = {block:.3g} {costs.unit}"
+        f"HelixPipe needs t_attention >= t_message to hide its messages, which {verdict}: {attention:.3g} "
+        f"{sign} {message:.3g} {costs.unit} (forward of {core}){between}"
     )
 
 

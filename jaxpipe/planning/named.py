@@ -169,6 +169,7 @@ def named_plan(name: str, costs: CostTable, devices: int, microbatches: int) -> 
       ValueError: as `check_numbers`, and where the costs do not allow such a plan.
     """
     check_numbers(name, devices, microbatches)
+    _check_pieces(name, costs, devices, devices)
     return NAMED[name].make(costs, devices, microbatches)
 
 

@@ -32,7 +32,7 @@ from jaxpipe.planning.memory import (
     peaks_in_flight,
 )
 from jaxpipe.planning.plan import Event, Plan
-from jaxpipe.planning.stages import StageCost, stage_costs
+from jaxpipe.planning.stages import CORE, StageCost, stage_costs
 
 
 class Terms(NamedTuple):
@@ -132,9 +132,13 @@ def simulate(
 
 
 def lower_bound(costs: CostTable, devices: int, microbatches: int) -> float:
-    """Time that no plan without recompute can beat: microbatches * max(total / devices, largest piece)."""
-    times = [piece.total for piece in costs.pieces]
-    return microbatches * max(sum(times) / devices, max(times))
+    """Time that no plan can beat: microbatches * max(total / devices, largest piece that stays on a device).
+
+    Attention cores without parameters do not: their micro-batches may run on several devices.
+    """
+    total = sum(piece.total for piece in costs.pieces)
+    fixed = [p.total for p in costs.pieces if p.kind != CORE or p.param_bytes]
+    return microbatches * max(total / devices, max(fixed, default=0.0))
 
 
 def engine_costs(stages: tuple[StageCost, ...], costs: CostTable) -> tuple[np.ndarray, np.ndarray]:

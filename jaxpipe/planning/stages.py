@@ -5,6 +5,9 @@ from typing import NamedTuple
 from jaxpipe.costs.table import CostTable, PieceCost
 from jaxpipe.planning.plan import Plan
 
+CORE = "attention_core"
+"""Kind of the pieces that may run anywhere, where they have no parameters."""
+
 
 class StageCost(NamedTuple):
     """Costs of one stage and one micro-batch.

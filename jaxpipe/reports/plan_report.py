@@ -3,6 +3,7 @@
 import json
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -50,6 +51,7 @@ def make_problem(
     """The problem; without a memory limit that of the cost table counts."""
     limit = costs.memory_limit_bytes if memory_limit_bytes is None else memory_limit_bytes
     bound = lower_bound(costs, devices, microbatches)
+    costs = replace(costs, memory_limit_bytes=limit)  # some schedules are made for a limit
     return Problem(costs, devices, microbatches, bound, limit, memory_model)
 
 

@@ -47,15 +47,15 @@ def test_link_time():
         ({"pieces": [{"name": "a", "kind": "k", "F": 1}]}, r"pieces\[0\]: missing fields \['I', 'W'\]"),
         ({"peices": []}, r"unknown fields \['peices'\]"),
         ({"link": {"speed": 1}}, r"link: unknown fields \['speed'\]"),
-        ({"link": {"latency": None}}, "link.latency is None; expected a finite number"),
+        ({"link": {"latency": None}}, "link.latency is None; expected a number from 0"),
         ({"link": {"bytes_per_unit": 0}}, "link.bytes_per_unit is 0; expected more"),
-        ({"memory_limit_bytes": "80G"}, "memory_limit_bytes is '80G'; expected a finite number"),
+        ({"memory_limit_bytes": "80G"}, "memory_limit_bytes is '80G'; expected a number from 0"),
         ({"memory_limit_bytes": 0}, "memory_limit_bytes is 0; expected more, or null for no limit"),
         ({"format": "jaxpipe-costs/2"}, "'format' is 'jaxpipe-costs/2'; expected 'jaxpipe-costs/1'"),
         ({"unit": None}, "'unit' is None; expected one of"),
         ({"pieces": [{"kind": "k", "F": 1, "I": 1, "W": 1}]}, r"pieces\[0\]: missing fields \['name'\]"),
         ({"pieces": [{"name": None, "kind": "k", "F": 1, "I": 1, "W": 1}]}, r"pieces\[0\].name is None"),
-        ({"state_factor": -1}, "state_factor is -1; expected a finite number of at least 0"),
+        ({"state_factor": -1}, r"state_factor is -1; expected a number from 0 to 1e\+30"),
     ],
 )
 def test_errors_name_the_field(changes, message):
@@ -67,7 +67,7 @@ def test_errors_name_the_field(changes, message):
 def test_a_cost_must_be_a_finite_number(value):
     data = tables.to_json(TABLE)
     data["pieces"][1]["I"] = value
-    with pytest.raises(ValueError, match=r"pieces\[1\].I is .*; expected a finite number of at least 0"):
+    with pytest.raises(ValueError, match=r"pieces\[1\].I is .*; expected a number from 0 to 1e\+30"):
         tables.from_json(data)
 
 
@@ -92,5 +92,5 @@ def test_errors_of_files_name_the_file(tmp_path):
     for text, value in (("NaN", "nan"), ("-1e999", "-inf")):
         written = json.dumps(tables.to_json(TABLE)).replace("7.25", text)
         path.write_text(written)
-        with pytest.raises(ValueError, match=rf"costs\.json: pieces\[1\].I is {value}; expected a finite"):
+        with pytest.raises(ValueError, match=rf"costs\.json: pieces\[1\].I is {value}; expected a number"):
             tables.load(path)

@@ -227,7 +227,7 @@ def test_the_condition_compares_attention_with_its_longer_message():
     ]
     costs = replace(costs, pieces=tuple(pieces))
     assert helix.tightest(costs) == ("0/attention", 5, 5, 3)
-    assert "t_attention >= t_message, which holds: 5 >= 5 unit" in helix.condition(costs)
+    assert "t_attention >= t_message to hide its messages, which holds: 5 >= 5 unit" in helix.condition(costs)
     pieces[5] = replace(pieces[5], F=4)
     slower = replace(costs, pieces=tuple(pieces))
     assert helix.tightest(slower).core == "1/attention"

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from jaxpipe.costs.table import CostTable, Link, PieceCost
 from jaxpipe.planning.build import make_plan
 from jaxpipe.planning.interchange import read_csv
+from jaxpipe.planning.named import named_plan
 from jaxpipe.planning.plan import Plan, check
 from jaxpipe.planning.schedules import SCHEDULES
 from jaxpipe.planning.simulator import lower_bound, simulate
@@ -222,6 +223,18 @@ def test_lower_bound():
     costs = table([(1, 1, 1), (2, 3, 4), (1, 1, 2)])
     assert lower_bound(costs, 1, 10) == 160
     assert lower_bound(costs, 4, 10) == 90
+
+
+def test_attention_that_may_run_anywhere_does_not_bound():
+    """One long core: HelixPipe spreads its micro-batches, and takes less than all of them on one device."""
+    kinds = [("embed", 1), ("attention_pre", 1), ("attention_core", 20), ("attention_post", 1), ("head", 1)]
+    pieces = tuple(PieceCost(kind, kind, time, time, 0) for kind, time in kinds)
+    costs = CostTable("unit", pieces)
+    assert lower_bound(costs, 2, 4) == 4 * 48 / 2
+    found = simulate(named_plan("helix_naive", costs, 2, 4), costs).makespan
+    assert 4 * 48 / 2 <= found < 4 * 40
+    held = CostTable("unit", tuple(replace(p, param_bytes=1) for p in pieces))
+    assert lower_bound(held, 2, 4) == 4 * 40
 
 
 TWO = "0F0 0F1 0B0 0B1", "1F0 1B0 1F1 1B1"  # 1F1B
