@@ -18,20 +18,22 @@ from jaxpipe.planning.plan import Plan
 from jaxpipe.planning.schedules import SCHEDULES
 from jaxpipe.program.program import lower
 from jaxpipe.program.verify import verify
+from jaxpipe.runtime.executor import program_arguments
+from jaxpipe.runtime.layout import make_layout, to_slots
 from jaxpipe.runtime.mesh import make_mesh
 from jaxpipe.runtime.specs import piece_specs
 
 MICROBATCHES = 6
 
 
-def setting(devices):
+def setting(devices, microbatches=MICROBATCHES):
     """(traced model, pieces, a 1F1B plan of it)."""
     traced = trace(small_model("llama"), make_mesh(devices), ("none",), 1, 16)
     names = tuple(p.name for p in traced.model.pieces)
     pieces = piece_specs(traced.model, traced.codes, ("none",) * len(names))
-    schedule, bounds = SCHEDULES["1f1b"](devices, MICROBATCHES), even(len(names), devices)
+    schedule, bounds = SCHEDULES["1f1b"](devices, microbatches), even(len(names), devices)
     policies, places = ("none",) * len(names), tuple(range(devices))
-    return traced, pieces, Plan("p", devices, MICROBATCHES, names, bounds, places, policies, schedule)
+    return traced, pieces, Plan("p", devices, microbatches, names, bounds, places, policies, schedule)
 
 
 @pytest.fixture(scope="module")
@@ -63,3 +65,22 @@ def test_several_patterns(expected, patterns):
     verify(program, pieces)
     assert 2 <= len(program.signature.patterns) <= patterns
     check(traced, program, expected)
+
+
+def test_micro_batches_are_data():
+    """The step for 256 micro-batches is as long as the step for 8."""
+    lengths = []
+    for microbatches in (8, 256):
+        traced, pieces, plan = setting(4, microbatches)
+        program = lower(plan, pieces)
+        layout = make_layout(traced.model, program)
+        arguments = program_arguments(program, traced.model, layout)
+        slots, batch = (
+            to_slots(traced.model, layout, lively_params("llama")),
+            random_batch(0, microbatches, 1, 16),
+        )
+        tables, length, ties = arguments
+        step = compiled_step(traced, program)
+        text = step.lower(slots, batch, tables, length, {"nll": np.float32(1)}, ties).as_text()
+        lengths.append(len(text.splitlines()))
+    assert lengths[1] == pytest.approx(lengths[0], rel=0.01)
