@@ -22,6 +22,7 @@ from typing import NamedTuple
 import numpy as np
 
 from jaxpipe.costs.table import CostTable
+from jaxpipe.planning.partition import check_counts
 from jaxpipe.planning.recompute import Runs, all_or_nothing, least_added, policies, runs, sums
 
 Objective = Callable[[Sequence[float], Sequence[float], int], float]
@@ -125,8 +126,7 @@ def adapipe(costs: CostTable, devices: int, microbatches: int) -> Tuned:
 def _all_runs(costs: CostTable, devices: int, microbatches: int) -> Runs:
     """All runs of pieces, of which some partition fits the memory limit."""
     count = len(costs.pieces)
-    if count < devices:
-        raise ValueError(f"{count} pieces cannot fill {devices} devices; use at most {count} devices")
+    check_counts(count, devices)
     all_runs = runs(costs, devices, microbatches)
     if not np.isfinite(_prefixes(all_or_nothing(all_runs), np.add)[devices, count]):
         raise ValueError(_too_little(costs, all_runs))

@@ -1,16 +1,50 @@
-"""Plans made from a partition and a schedule by name."""
+"""Plans made from a partition and a schedule."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 
 from jaxpipe.costs.table import CostTable
 from jaxpipe.planning.partition import balanced, even
-from jaxpipe.planning.plan import POLICIES, Plan, check
+from jaxpipe.planning.plan import POLICIES, Plan, Schedule, check
 from jaxpipe.planning.schedules import SCHEDULES
 from jaxpipe.planning.stages import piece_time
 
 PARTITIONS = ("balanced", "even")
 RIVALS = ("gpipe", "1f1b", "1f1b_split", "zb_h1")
 """Schedules that a plan is compared with; GPipe gains next to nothing from I and W apart."""
+
+
+def staged_plan(
+    name: str,
+    costs: CostTable,
+    microbatches: int,
+    stage_to_device: Sequence[int],
+    schedule: Schedule,
+    bounds: Sequence[int] | None = None,
+    recompute: Sequence[str] | None = None,
+    floating_stages: Collection[int] = (),
+) -> Plan:
+    """A checked plan of a schedule. By default the partition is balanced by time and nothing recomputed.
+
+    floating_stages: stages without parameters whose micro-batches may stand on any device (`plan.check`).
+
+    Raises:
+      ValueError: there are more stages than pieces, or the schedule is not of these stages.
+    """
+    policies = tuple(recompute or ("none",) * len(costs.pieces))
+    if bounds is None:
+        bounds = balanced([piece_time(*pair) for pair in zip(costs.pieces, policies)], len(stage_to_device))
+    plan = Plan(
+        name=name,
+        devices=len(schedule),
+        microbatches=microbatches,
+        pieces=tuple(piece.name for piece in costs.pieces),
+        stage_bounds=tuple(bounds),
+        stage_to_device=tuple(stage_to_device),
+        recompute=policies,
+        schedule=schedule,
+    )
+    check(plan, floating_stages)
+    return plan
 
 
 def make_plan(
@@ -37,22 +71,10 @@ def make_plan(
         if number < 1:
             raise ValueError(f"{what} is {number}; expected at least 1")
     policies = _policies(costs, recompute)
-    if partition == "even":
-        bounds = even(len(costs.pieces), devices)
-    else:
-        bounds = balanced([piece_time(*pair) for pair in zip(costs.pieces, policies)], devices)
-    plan = Plan(
-        name=f"{schedule}-{partition}",
-        devices=devices,
-        microbatches=microbatches,
-        pieces=tuple(piece.name for piece in costs.pieces),
-        stage_bounds=bounds,
-        stage_to_device=tuple(range(devices)),
-        recompute=policies,
-        schedule=SCHEDULES[schedule](devices, microbatches),
-    )
-    check(plan)
-    return plan
+    bounds = even(len(costs.pieces), devices) if partition == "even" else None
+    rows = SCHEDULES[schedule](devices, microbatches)
+    name = f"{schedule}-{partition}"
+    return staged_plan(name, costs, microbatches, range(devices), rows, bounds, policies)
 
 
 def rivals(

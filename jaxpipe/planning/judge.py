@@ -19,8 +19,8 @@ from jaxpipe.planning import rendezvous
 from jaxpipe.planning.faults import Fault, Place, Shape, missing_action, shape_of, wrong_cell
 from jaxpipe.planning.interchange import Cell, Sheet
 from jaxpipe.planning.partition import balanced
-from jaxpipe.planning.plan import Action, Event, Plan
-from jaxpipe.planning.stages import StageCost, stage_costs
+from jaxpipe.planning.plan import Action, Event
+from jaxpipe.planning.stages import StageCost, costs_of_stages
 
 
 class Unit(NamedTuple):
@@ -151,17 +151,8 @@ def _stages(costs: CostTable | Unit, length: int) -> tuple[tuple[StageCost, ...]
         raise ValueError(
             f"the cost table has {len(costs.pieces)} pieces for {length} stages; expected at least as many"
         )
-    plan = Plan(
-        name="judged",
-        devices=length,
-        microbatches=1,
-        pieces=tuple(piece.name for piece in costs.pieces),
-        stage_bounds=balanced([piece.total for piece in costs.pieces], length),
-        stage_to_device=tuple(range(length)),
-        recompute=("none",) * len(costs.pieces),
-        schedule=(),
-    )
-    return stage_costs(plan, costs), costs.link
+    bounds = balanced([piece.total for piece in costs.pieces], length)
+    return costs_of_stages(costs, bounds, ("none",) * len(costs.pieces)), costs.link
 
 
 _Value = tuple[bool, int, int]

@@ -1,16 +1,17 @@
 """Plans by the name of their schedule."""
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from jaxpipe.costs.table import CostTable
 from jaxpipe.planning import adaptive, helix, vee, zero_bubble
+from jaxpipe.planning.build import staged_plan
 from jaxpipe.planning.interleaved import breadth_first, hanayo, interleaved_1f1b
 from jaxpipe.planning.layers import even_layers
 from jaxpipe.planning.partition import balanced
-from jaxpipe.planning.plan import Plan, Schedule, check
+from jaxpipe.planning.plan import Plan, Schedule
 from jaxpipe.planning.schedules import SCHEDULES, one_f_one_b
-from jaxpipe.planning.stages import piece_time, stage_costs
+from jaxpipe.planning.stages import costs_of_stages
 
 
 class Named(NamedTuple):
@@ -23,40 +24,6 @@ class Named(NamedTuple):
     make: Callable[[CostTable, int, int], Plan]
     step: Callable[[int], int] = lambda devices: 1
     least: Callable[[int], int] = lambda devices: 1
-
-
-def staged_plan(
-    name: str,
-    costs: CostTable,
-    microbatches: int,
-    stage_to_device: Sequence[int],
-    schedule: Schedule,
-    bounds: Sequence[int] | None = None,
-    recompute: Sequence[str] | None = None,
-    floating_stages: Collection[int] = (),
-) -> Plan:
-    """A checked plan of a schedule. By default the partition is balanced by time and nothing recomputed.
-
-    floating_stages: stages without parameters whose micro-batches may stand on any device (`plan.check`).
-
-    Raises:
-      ValueError: there are more stages than pieces, or the schedule is not of these stages.
-    """
-    policies = tuple(recompute or ("none",) * len(costs.pieces))
-    if bounds is None:
-        bounds = balanced([piece_time(*pair) for pair in zip(costs.pieces, policies)], len(stage_to_device))
-    plan = Plan(
-        name=name,
-        devices=len(schedule),
-        microbatches=microbatches,
-        pieces=tuple(piece.name for piece in costs.pieces),
-        stage_bounds=tuple(bounds),
-        stage_to_device=tuple(stage_to_device),
-        recompute=policies,
-        schedule=schedule,
-    )
-    check(plan, floating_stages)
-    return plan
 
 
 def _by_rule(
@@ -122,9 +89,8 @@ def _automatic(name: str, placement: Callable[[int], Sequence[int]], limit: Call
         homes = tuple(placement(devices))
         _check_pieces(name, costs, devices, len(homes))
         bounds = balanced([piece.total for piece in costs.pieces], len(homes))
-        none, pieces = ("none",) * len(costs.pieces), tuple(piece.name for piece in costs.pieces)
-        plan = Plan(name, devices, microbatches, pieces, bounds, homes, none, schedule=())
-        works = zero_bubble.works(stage_costs(plan, costs), homes, costs.link)
+        stages = costs_of_stages(costs, bounds, ("none",) * len(costs.pieces))
+        works = zero_bubble.works(stages, homes, costs.link)
         counted = [work._replace(held=1, kept=1) for work in works]
         schedule = zero_bubble.automatic(counted, homes, microbatches, [limit(devices)] * devices).schedule
         return staged_plan(name, costs, microbatches, homes, schedule, bounds)

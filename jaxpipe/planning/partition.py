@@ -13,7 +13,7 @@ def even(count: int, parts: int) -> tuple[int, ...]:
     Raises:
       ValueError: when there are fewer pieces than parts.
     """
-    _check_counts(count, parts)
+    check_counts(count, parts)
     size, extra = divmod(count, parts)
     return tuple(k * size + min(k, extra) for k in range(parts + 1))
 
@@ -30,7 +30,7 @@ def balanced(weights: Sequence[float], parts: int) -> tuple[int, ...]:
       ValueError: when there are fewer pieces than parts, or a weight is negative or not finite.
     """
     count = len(weights)
-    _check_counts(count, parts)
+    check_counts(count, parts)
     weight_N = np.asarray(weights, np.float64)
     wrong = np.flatnonzero(~(np.isfinite(weight_N) & (weight_N >= 0)))
     if wrong.size:
@@ -59,7 +59,8 @@ def balanced(weights: Sequence[float], parts: int) -> tuple[int, ...]:
     return (0, *reversed(bounds))
 
 
-def _check_counts(count: int, parts: int) -> None:
+def check_counts(count: int, parts: int) -> None:
+    """Raises ValueError when `count` pieces cannot be cut into so many nonempty parts."""
     if parts < 1:
         raise ValueError(f"cannot cut pieces into {parts} parts; expected at least 1")
     if count < parts:

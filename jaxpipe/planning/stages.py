@@ -1,5 +1,7 @@
 """What the stages of a plan cost: sums over their pieces, recompute included."""
 
+from collections.abc import Sequence
+from itertools import pairwise
 from typing import NamedTuple
 
 from jaxpipe.costs.table import CostTable, PieceCost
@@ -33,10 +35,6 @@ class StageCost(NamedTuple):
 def stage_costs(plan: Plan, costs: CostTable) -> tuple[StageCost, ...]:
     """Costs of every stage of `plan`, in order.
 
-    A piece with recompute "full" stashes only its input, the output of the piece before it (the
-    first piece reads the batch and stashes nothing). What an action needs only while it runs, the
-    residuals that a recomputed piece makes again among it, is workspace and not counted.
-
     Raises:
       ValueError: when the cost table is not about the pieces of the plan.
     """
@@ -45,13 +43,24 @@ def stage_costs(plan: Plan, costs: CostTable) -> tuple[StageCost, ...]:
         raise ValueError(
             f"the cost table and the plan {plan.name!r} differ: {_difference(names, plan.pieces)}"
         )
-    return tuple(_stage_cost(plan, costs, stage) for stage in range(plan.stages))
+    return costs_of_stages(costs, plan.stage_bounds, plan.recompute)
 
 
-def _stage_cost(plan: Plan, costs: CostTable, stage: int) -> StageCost:
-    indices = plan.stage_pieces(stage)
+def costs_of_stages(
+    costs: CostTable, bounds: Sequence[int], recompute: Sequence[str]
+) -> tuple[StageCost, ...]:
+    """Costs of the stages between `bounds`, with a recompute policy for each piece.
+
+    A piece with recompute "full" stashes only its input, the output of the piece before it (the
+    first piece reads the batch and stashes nothing). What an action needs only while it runs, the
+    residuals that a recomputed piece makes again among it, is workspace and not counted.
+    """
+    return tuple(_stage_cost(costs, range(*run), recompute) for run in pairwise(bounds))
+
+
+def _stage_cost(costs: CostTable, indices: range, recompute: Sequence[str]) -> StageCost:
     pieces = [costs.pieces[i] for i in indices]
-    full = [plan.recompute[i] == "full" for i in indices]
+    full = [recompute[i] == "full" for i in indices]
     inputs = [input_bytes(costs, i) for i in indices]
     forward = sum(p.F for p in pieces)
     gradient = sum(p.I + p.F * again for p, again in zip(pieces, full))

@@ -4,9 +4,9 @@ from pathlib import Path
 import pytest
 
 from jaxpipe.costs.table import CostTable, PieceCost
+from jaxpipe.planning.build import staged_plan
 from jaxpipe.planning.interchange import read_csv
 from jaxpipe.planning.interleaved import breadth_first, hanayo, interleaved_1f1b
-from jaxpipe.planning.named import staged_plan
 from jaxpipe.planning.simulator import simulate
 
 DATA = Path(__file__).parent.parent / "data" / "torch"

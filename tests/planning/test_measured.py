@@ -10,7 +10,8 @@ import pytest
 
 from jaxpipe.costs.table import CostTable, PieceCost
 from jaxpipe.planning.adaptive import adapipe, mist, mist_objective
-from jaxpipe.planning.named import named_plan, staged_plan
+from jaxpipe.planning.build import staged_plan
+from jaxpipe.planning.named import named_plan
 from jaxpipe.planning.schedules import one_f_one_b
 from jaxpipe.planning.simulator import simulate
 

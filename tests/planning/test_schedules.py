@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from jaxpipe.costs.table import CostTable, Link, PieceCost
+from jaxpipe.planning.build import staged_plan
 from jaxpipe.planning.interchange import read_csv
-from jaxpipe.planning.named import staged_plan
 from jaxpipe.planning.plan import Action, Plan, check
 from jaxpipe.planning.schedules import SCHEDULES, alternate, fuse_backward
 from jaxpipe.planning.simulator import simulate

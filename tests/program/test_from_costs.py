@@ -3,7 +3,7 @@ from random import Random
 import pytest
 
 from jaxpipe.costs.table import CostTable, Link, PieceCost
-from jaxpipe.planning.named import staged_plan
+from jaxpipe.planning.build import staged_plan
 from jaxpipe.planning.plan import Action, Plan
 from jaxpipe.planning.schedules import SCHEDULES
 from jaxpipe.planning.simulator import simulate
