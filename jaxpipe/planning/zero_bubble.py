@@ -205,49 +205,18 @@ def _greedy(
         first_D[device_S[stage]] = stage
     idle_D, last_D = np.zeros(devices), np.full(devices, 2)
     memory_D, under_way_D = np.zeros(devices), np.zeros(devices)
-    coming = np.zeros(2)
     while wake_D.min() < np.inf:
         device = np.argmin(wake_D)
         now, free = wake_D[device], limit_D[device] - memory_D[device]
-        taken = memory_D[device] if reserve else under_way_D[device]
+        spare = free if reserve else limit_D[device] - under_way_D[device]
         w_waits = head_D[device] < tail_D[device]
-        phase, stage, least, full = -1, -1, np.inf, False
-        coming[:] = np.inf
-        after = first_D[device]
-        s = -1
-        while after != s:
-            s = after
-            forwards, backwards, after = done_SP[s, 0], done_SP[s, 1], next_S[s]
-            for kind in range(2):
-                if kind == 0:
-                    held_back = after > s and forwards - done_SP[after, 0] >= lead_S[s]
-                    if forwards == microbatches or forwards - backwards >= in_flight_S[s] or held_back:
-                        continue
-                    fits = room_2S[0, s] <= free
-                    # The last stage of a device takes nothing that a micro-batch under way will need.
-                    fits &= after == s or taken + room_2S[1, s] <= limit_D[device]
-                elif backwards == forwards:
-                    continue
-                else:
-                    fits = change_SP[s, 1] <= free
-                arrival = there_2SM[kind, s, done_SP[s, kind]]
-                if arrival > now:
-                    if fits or w_waits:
-                        coming[kind] = min(coming[kind], arrival)
-                    continue
-                if not fits:
-                    full = True
-                    continue
-                if order == BY_TIMETABLE:
-                    rank = due_2S[kind, s] + done_SP[s, kind] * period
-                else:  # Of two stages the later one.
-                    second = kind == 0 if order == I_FIRST else kind == last_D[device]
-                    rank = 2.0 * second - s / stages
-                if rank < least:
-                    least, phase, stage = rank, kind, s
-        arrival = coming.min()
-        if phase == 0 and coming[1] < now + defer * time_SP[stage, 0]:
-            phase, arrival = -1, coming[1]
+        phase, stage, full, next_f, next_i = _choose(
+            now, first_D[device], free, spare, w_waits, last_D[device], order, period,
+            done_SP, there_2SM, change_SP, room_2S, next_S, due_2S, in_flight_S, lead_S,
+        )  # fmt: skip
+        arrival = min(next_f, next_i)
+        if phase == 0 and next_i < now + defer * time_SP[stage, 0]:
+            phase, arrival = -1, next_i
         if phase < 0 and w_waits:
             time = time_SP[queue_DN[device, head_D[device]], 2]
             slack = patience * time
@@ -288,6 +257,59 @@ def _greedy(
             if other != device:
                 wake_D[other] = min(wake_D[other], max(arrival, end_D[other]))
     return rows_DN, count_D, start_D, end_D
+
+
+@njit(cache=True)
+def _choose(
+    now, first, free, spare, w_waits, last, order, period,
+    done_SP, there_2SM, change_SP, room_2S, next_S, due_2S, in_flight_S, lead_S,
+):  # fmt: skip
+    """The F or I that a device runs now.
+
+    first: its first stage. free: its free memory; spare: what an F must leave for all later F. w_waits:
+    whether it has a W to free memory with. last: the phase that it ran last.
+
+    Returns its phase and stage, or -1 for both; whether one is ready but does not fit; when the next F and
+    the next I get what they read.
+    """
+    phase, stage, least, full = -1, -1, np.inf, False
+    next_f, next_i = np.inf, np.inf
+    s, after = -1, first
+    while after != s:
+        s, after = after, next_S[after]
+        forwards, backwards = done_SP[s, 0], done_SP[s, 1]
+        leads = after > s and forwards - done_SP[after, 0] >= lead_S[s]
+        if forwards < there_2SM.shape[2] and forwards - backwards < in_flight_S[s] and not leads:
+            # The last stage of a device takes nothing that a micro-batch under way will need.
+            fits = room_2S[0, s] <= free and (after == s or room_2S[1, s] <= spare)
+            there = there_2SM[0, s, forwards]
+            rank = _rank(0, s, forwards, order, last, due_2S, period)
+            if there > now:
+                next_f = min(next_f, there) if fits or w_waits else next_f
+            elif not fits:
+                full = True
+            elif rank < least:
+                least, phase, stage = rank, 0, s
+        if backwards < forwards:
+            fits = change_SP[s, 1] <= free
+            there = there_2SM[1, s, backwards]
+            rank = _rank(1, s, backwards, order, last, due_2S, period)
+            if there > now:
+                next_i = min(next_i, there) if fits or w_waits else next_i
+            elif not fits:
+                full = True
+            elif rank < least:
+                least, phase, stage = rank, 1, s
+    return phase, stage, full, next_f, next_i
+
+
+@njit(cache=True)
+def _rank(phase, stage, microbatch, order, last, due_2S, period):
+    """What runs first among the F and I that are ready: the least. Of two stages the later one."""
+    if order == BY_TIMETABLE:
+        return due_2S[phase, stage] + microbatch * period
+    second = phase == 0 if order == I_FIRST else phase == last
+    return 2.0 * second - stage / due_2S.shape[1]
 
 
 def _schedule(rows_DN, count_D, microbatches: int) -> Schedule:
