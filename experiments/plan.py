@@ -9,7 +9,6 @@ compared that take these numbers. DIR gets report.json and, of the fastest valid
 plan.json, schedule.csv, gantt.svg and trace.json.
 """
 
-import os
 import re
 import tempfile
 import time
@@ -161,36 +160,25 @@ def _from_config():
     config = resolve(flags.FLAGS["config"].value)
     import jax
 
-    from jaxpipe.models.code import abstract_mesh, trace_model
-    from jaxpipe.program.arrange import arrange
+    from jaxpipe.models.code import abstract_mesh
     from jaxpipe.reports.plan_report import make_problem
-    from jaxpipe.runtime.mesh import make_mesh
-    from jaxpipe.runtime.specs import piece_specs
-    from jaxpipe.training.prepare import build_model, price
+    from jaxpipe.runtime.mesh import ask_for_virtual_devices, make_mesh
+    from jaxpipe.training.prepare import build_model, price, tick_times
 
-    sizes, batch = config.mesh, config.batch
+    sizes = config.mesh
     axes = sizes.stage, sizes.data, sizes.model
     # GPUs that may be here are of no use.
     jax.config.update("jax_platforms", "cpu")
     if config.plan.chip == "cpu":
         # Code for CPUs stashes more than code for accelerators, which a mesh without devices stands for.
-        virtual = "xla_force_host_platform_device_count" in os.environ.get("XLA_FLAGS", "")
-        if not virtual and "JAX_NUM_CPU_DEVICES" not in os.environ:
-            jax.config.update("jax_num_cpu_devices", sizes.stage * sizes.data * sizes.model)
+        ask_for_virtual_devices(sizes.stage * sizes.data * sizes.model)
         mesh = make_mesh(*axes).abstract_mesh
     else:
         mesh = abstract_mesh(*axes)
     model = build_model(config)
     costs = price(config, model, mesh)
-    sequences = batch.global_batch // (batch.microbatches * sizes.data)
-
-    def ticks(plan):
-        shape = sequences, config.data.sequence_length
-        codes = trace_model(model, mesh, *shape, plan.recompute, jax.numpy.dtype(config.dtype))
-        return arrange(plan, piece_specs(model, codes, plan.recompute), costs)[0].makespan
-
-    problem = make_problem(costs, sizes.stage, batch.microbatches, _limit_bytes(), MEMORY.value)
-    return problem, ticks, f"{model.name} on {config.plan.chip}"
+    problem = make_problem(costs, sizes.stage, config.batch.microbatches, _limit_bytes(), MEMORY.value)
+    return problem, tick_times(config, model, mesh, costs), f"{model.name} on {config.plan.chip}"
 
 
 def _limit_bytes() -> float | None:

@@ -27,6 +27,7 @@ def main(argv: list[str]) -> None:
     import jax
     from rich.console import Console
 
+    from jaxpipe.runtime.mesh import ask_for_virtual_devices
     from jaxpipe.training.trainer import NonFiniteError, train
 
     if not WORKDIR.value:
@@ -35,10 +36,7 @@ def main(argv: list[str]) -> None:
     logging.get_absl_handler().setFormatter(Formatter("%(levelname)s: %(message)s"))
     # Orbax abandons its other reads when one fails, and asyncio reports each of them.
     getLogger("asyncio").setLevel(CRITICAL)
-    mesh = config.mesh
-    virtual = "xla_force_host_platform_device_count" in os.environ.get("XLA_FLAGS", "")
-    if not virtual and "JAX_NUM_CPU_DEVICES" not in os.environ:
-        jax.config.update("jax_num_cpu_devices", mesh.stage * mesh.data * mesh.model)
+    ask_for_virtual_devices(config.mesh.stage * config.mesh.data * config.mesh.model)
     if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
         cache = Path(WORKDIR.value).absolute().parent / ".compilation_cache"
         try:

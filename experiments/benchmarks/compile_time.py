@@ -4,11 +4,13 @@
 
 The schedule is data of the compiled step, so its compile time should not grow with the micro-batches; every
 pattern has the dispatch once more. Every compilation starts from a fresh trace, with JAX's persistent cache
-off. The variants take turns, with micro-batches of one shape. Lowering and compiling count together, in wall
-time and in CPU time of this process, which other work on the machine disturbs less.
+off. The variants take turns, forth and back in every round, with micro-batches of one shape. Lowering and
+compiling count together, in wall time and in CPU time of this process, which other work on the machine
+disturbs less. Lines are those of the lowered step, which do not depend on the machine.
 """
 
 import time
+from typing import NamedTuple
 
 import jax
 import numpy as np
@@ -26,7 +28,7 @@ FAMILIES = flags.DEFINE_multi_enum(
     "family", sorted(CONFIGS), sorted(CONFIGS), "whose tiny configuration is compiled"
 )
 STAGES = flags.DEFINE_integer("stages", 4, "pipeline devices", lower_bound=1)
-ROUNDS = flags.DEFINE_integer("rounds", 3, "compilations for each number of micro-batches", lower_bound=1)
+ROUNDS = flags.DEFINE_integer("rounds", 2, "rounds, of two compilations of each variant", lower_bound=1)
 VARIANTS = ((8, 1), (64, 1), (256, 1), (64, 2), (64, 8))
 """(micro-batches, patterns); ratios are to the first."""
 TARGETS = {(64, 1): 1.10, (256, 1): 1.05}
@@ -37,22 +39,24 @@ def main(argv: list[str]) -> None:
     begin(argv, devices=STAGES.value)
     jax.config.update("jax_enable_compilation_cache", False)
     title = f"training step on {STAGES.value} devices, seconds: medians of {ROUNDS.value} (quartiles)"
-    columns = ("family", "micro-batches", "patterns", "wall", "ratio", "CPU", "ratio", "target")
+    columns = ("family", "micro-batches", "patterns", "lines", "wall", "ratio", "CPU", "ratio", "target")
     table = make_table(title, *columns)
     results = {}
     for family in FAMILIES.value:
         rounds = measure_family(family)
         results[family] = []
-        for variant, pairs in rounds.items():
-            wall, cpu = (spread([pair[i] for pair in pairs]) for i in (0, 1))
+        for variant, found in rounds.items():
+            wall, cpu = (spread([one[i] for one in found]) for i in (0, 1))
             ratios = [
-                spread([pair[i] / first[i] for pair, first in zip(pairs, rounds[VARIANTS[0]])]).median
+                spread([one[i] / first[i] for one, first in zip(found, rounds[VARIANTS[0]])]).median
                 for i in (0, 1)
             ]
+            lines = found[0].lines
             target = f"{TARGETS[variant]:.2f}" if variant in TARGETS else ""
             shown = str(wall), f"{ratios[0]:.2f}", f"{cpu.median:.3g}", f"{ratios[1]:.2f}"
-            table.add_row(family, *map(str, variant), *shown, target)
+            table.add_row(family, *map(str, variant), str(lines), *shown, target)
             row = {
+                "lines": lines,
                 "wall": wall._asdict(),
                 "cpu": cpu._asdict(),
                 "wall_ratio": ratios[0],
@@ -63,16 +67,29 @@ def main(argv: list[str]) -> None:
     write_results({"stages": STAGES.value, "families": results})
 
 
-def measure_family(family: str) -> dict[tuple[int, int], list[tuple[float, float]]]:
-    """Variant -> (wall, CPU) seconds of every round."""
-    seconds = {variant: [] for variant in VARIANTS}
-    for number in range(ROUNDS.value):
-        for variant in VARIANTS if number % 2 == 0 else VARIANTS[::-1]:
-            seconds[variant].append(measure(config_of(family, STAGES.value, *variant)))
-            (microbatches, patterns), (wall, cpu) = variant, seconds[variant][-1]
-            what = f"{family}, {microbatches} micro-batches, {patterns} patterns"
-            print(f"{what}: wall {wall:.2f} s, CPU {cpu:.2f} s", flush=True)
-    return seconds
+class Compilation(NamedTuple):
+    """One compilation, seconds; lines: of the lowered step."""
+
+    wall: float
+    cpu: float
+    lines: int
+
+
+def measure_family(family: str) -> dict[tuple[int, int], list[Compilation]]:
+    """Variant -> its mean of every round."""
+    measure(config_of(family, STAGES.value, *VARIANTS[0]))  # the first in a process is slower
+    found = {variant: [] for variant in VARIANTS}
+    for _ in range(ROUNDS.value):
+        twice = {variant: [] for variant in VARIANTS}
+        for variant in (*VARIANTS, *VARIANTS[::-1]):
+            one = measure(config_of(family, STAGES.value, *variant))
+            twice[variant].append(one)
+            what = f"{family}, {variant[0]} micro-batches, {variant[1]} patterns"
+            print(f"{what}: wall {one.wall:.2f} s, CPU {one.cpu:.2f} s", flush=True)
+        for variant, (forth, back) in twice.items():
+            mean = (forth.wall + back.wall) / 2, (forth.cpu + back.cpu) / 2
+            found[variant].append(Compilation(*mean, forth.lines))
+    return found
 
 
 def config_of(family: str, stages: int, microbatches: int, patterns: int) -> Config:
@@ -84,8 +101,8 @@ def config_of(family: str, stages: int, microbatches: int, patterns: int) -> Con
     return from_config_dict(tree)
 
 
-def measure(config: Config) -> tuple[float, float]:
-    """Wall and CPU seconds to lower and compile the training step, from nothing.
+def measure(config: Config) -> Compilation:
+    """Lowers and compiles the training step, from nothing.
 
     Raises:
       RuntimeError: the program has another number of patterns than was asked for.
@@ -99,8 +116,10 @@ def measure(config: Config) -> tuple[float, float]:
     batch = {name: np.zeros(shape, np.int32) for name in ("tokens", "targets", "segments", "positions")}
     step, arguments = training_step(job)
     wall, cpu = time.perf_counter(), time.process_time()
-    step.lower(state, batch | {"weights": np.ones(shape, np.float32)}, *arguments).compile()
-    return time.perf_counter() - wall, time.process_time() - cpu
+    lowered = step.lower(state, batch | {"weights": np.ones(shape, np.float32)}, *arguments)
+    lowered.compile()
+    seconds = time.perf_counter() - wall, time.process_time() - cpu
+    return Compilation(*seconds, len(lowered.as_text().splitlines()))
 
 
 if __name__ == "__main__":

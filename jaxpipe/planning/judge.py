@@ -176,24 +176,22 @@ def _run(
         device = ready.popleft()
         while done[device] < len(rows[device]):
             actions = rows[device][done[device]].actions
-            start = now[device]
-            for action, value in _inputs(actions, shape.length):
-                if value not in made:
-                    waiting.setdefault(value, []).append(device)
-                    break
-                start = max(start, made[value] + _travel(action, value, device, shape, stages, link))
-            else:
-                end = start + sum(getattr(stages[a.stage % shape.length], a.phase) for a in actions)
-                now[device] = end
-                done[device] += 1
-                for action in actions:
-                    events[device].append(Event(device, action, start, end))
-                    if action.phase != "W":
-                        value = (action.phase == "F", action.stage, action.microbatch)
-                        made[value] = end
-                        ready.extend(waiting.pop(value, ()))
-                continue
-            break
+            inputs = _inputs(actions, shape.length)
+            missing = next((value for _, value in inputs if value not in made), None)
+            if missing is not None:
+                waiting.setdefault(missing, []).append(device)
+                break
+            there = (made[v] + _travel(a, v, device, shape, stages, link) for a, v in inputs)
+            start = max((now[device], *there))
+            end = start + sum(getattr(stages[a.stage % shape.length], a.phase) for a in actions)
+            now[device] = end
+            done[device] += 1
+            for action in actions:
+                events[device].append(Event(device, action, start, end))
+                if action.phase != "W":
+                    value = (action.phase == "F", action.stage, action.microbatch)
+                    made[value] = end
+                    ready.extend(waiting.pop(value, ()))
     stops = {device: rows[device][done[device]] for value in waiting for device in waiting[value]}
     waits = {device: _maker(value, shape, rows) for value in waiting for device in waiting[value]}
     return tuple(map(tuple, events)), rendezvous.circle(stops, waits)

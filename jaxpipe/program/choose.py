@@ -4,6 +4,7 @@ Both are bought with ops to compile: a static slot has ops of its own, and every
 """
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from jaxpipe.costs.table import CostTable
 from jaxpipe.planning.plan import Plan
@@ -21,9 +22,16 @@ GAIN = 0.02
 """Share of the step's time that more patterns must save."""
 
 
+class Lowered(NamedTuple):
+    """A program, and its time by the recurrence in the unit of the cost table."""
+
+    program: Program
+    makespan: float
+
+
 def lower_by_numbers(
     plan: Plan, pieces: Sequence[PieceSpec], costs: CostTable, slots: str = "auto", patterns: int = 0
-) -> Program:
+) -> Lowered:
     """Lowers a plan with what is predicted to be the best of both choices, or with what is asked for.
 
     slots: "static", "stacked", or "auto": static unless that makes more than OPS ops.
@@ -40,7 +48,7 @@ def lower_by_numbers(
     if not patterns:
         ops = _ops(plan, pieces, stacked, few)
         patterns = _fewest({count: found[count] for count in counts if count == 1 or count * ops <= OPS})
-    return emit(plan, pieces, stacked, *found[patterns])
+    return Lowered(emit(plan, pieces, stacked, *found[patterns]), found[patterns][0].makespan)
 
 
 def _ops(plan: Plan, pieces: Sequence[PieceSpec], stacked: bool, arranged: Arranged) -> int:

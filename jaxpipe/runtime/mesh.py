@@ -1,6 +1,7 @@
 """The mesh of devices."""
 
 import math
+import os
 
 import jax
 from jax.sharding import AxisType, Mesh
@@ -24,6 +25,16 @@ def make_mesh(stage: int, data: int = 1, model: int = 1) -> Mesh:
             f"but JAX sees {len(devices)} ({devices[0].platform}){hint}"
         )
     return jax.make_mesh((stage, data, model), AXES, (AxisType.Auto,) * 3, devices=devices[:needed])
+
+
+def ask_for_virtual_devices(count: int) -> None:
+    """Makes JAX split the host's CPU into so many devices, unless the environment says how many.
+
+    Only before JAX first looks for devices.
+    """
+    told = "xla_force_host_platform_device_count" in os.environ.get("XLA_FLAGS", "")
+    if not told and "JAX_NUM_CPU_DEVICES" not in os.environ:
+        jax.config.update("jax_num_cpu_devices", count)
 
 
 def describe(mesh: Mesh) -> str:

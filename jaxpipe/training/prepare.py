@@ -1,5 +1,6 @@
 """From a configuration to everything that a run needs before it compiles."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import jax.numpy as jnp
@@ -12,6 +13,7 @@ from jaxpipe.models.families import FAMILIES
 from jaxpipe.models.piece import Model
 from jaxpipe.planning.build import make_plan
 from jaxpipe.planning.plan import Action, Plan
+from jaxpipe.program.arrange import arrange
 from jaxpipe.program.choose import lower_by_numbers
 from jaxpipe.program.program import Program
 from jaxpipe.program.spec import PieceSpec
@@ -29,6 +31,7 @@ class Job:
 
     codes, pieces: the traced code of the training step, and what its program was lowered from.
     program, evaluation: the training step, and the forward of the same pieces in the same slots.
+    tick_makespan: time of `program` by its recurrence, in the unit of the cost table.
     run_training, run_evaluation: what `make_step` returns for them.
     """
 
@@ -41,6 +44,7 @@ class Job:
     codes: Codes
     pieces: tuple[PieceSpec, ...]
     program: Program
+    tick_makespan: float
     evaluation: Program
     run_training: object
     run_evaluation: object
@@ -81,10 +85,12 @@ def prepare(config: Config, mesh: Mesh | None = None) -> Job:
         config.plan.partition,
         recompute_policies(config.plan.recompute, kinds),
     )
-    codes, pieces, program, run_training = _program(config, model, mesh, costs, plan, plan.recompute)
+    codes, pieces, program, makespan, run_training = _program(
+        config, model, mesh, costs, plan, plan.recompute
+    )
     layout = make_layout(model, program)
     forward = _forward_only(plan)
-    _, _, evaluation, run_evaluation = _program(
+    _, _, evaluation, _, run_evaluation = _program(
         config, model, mesh, costs, forward, ("forward",) * len(kinds)
     )
     return Job(
@@ -97,6 +103,7 @@ def prepare(config: Config, mesh: Mesh | None = None) -> Job:
         codes,
         pieces,
         program,
+        makespan,
         evaluation,
         run_training(layout),
         run_evaluation(layout),
@@ -110,6 +117,16 @@ def price(config: Config, model: Model, mesh) -> CostTable:
     return analytic_costs(model, codes, config.plan.chip, dtype.itemsize)
 
 
+def tick_times(config: Config, model: Model, mesh, costs: CostTable) -> Callable[[Plan], float]:
+    """A function from plans to their time on ticks with one set of permutes; `mesh` may be abstract."""
+
+    def ticks(plan: Plan) -> float:
+        codes = trace_model(model, mesh, *_sizes(config), plan.recompute, jnp.dtype(config.dtype))
+        return arrange(plan, piece_specs(model, codes, plan.recompute), costs)[0].makespan
+
+    return ticks
+
+
 def _sizes(config: Config) -> tuple[int, int]:
     """Sequences of a micro-batch on one data shard, and their length."""
     parts = config.batch.microbatches * config.mesh.data
@@ -117,19 +134,19 @@ def _sizes(config: Config) -> tuple[int, int]:
 
 
 def _program(config: Config, model: Model, mesh: Mesh, costs: CostTable, plan: Plan, policies):
-    """Code, pieces, the verified program of a plan, and a function from a layout to its step."""
+    """Code, pieces, the verified program of a plan, its time, and a function from a layout to its step."""
     dtype = jnp.dtype(config.dtype)
     codes = trace_model(model, mesh.abstract_mesh, *_sizes(config), policies, dtype)
     pieces = tuple(piece_specs(model, codes, policies))
     # Virtual devices wait for all others at each permute, so there patterns gain nothing.
     patterns = config.plan.patterns or (1 if config.plan.chip == "cpu" else 0)
-    program = lower_by_numbers(plan, pieces, costs, config.plan.slots, patterns)
+    program, makespan = lower_by_numbers(plan, pieces, costs, config.plan.slots, patterns)
     verify(program, pieces)
 
     def step(layout: Layout):
         return make_step(model, layout, pieces, codes, program.signature, mesh, dtype)
 
-    return codes, pieces, program, step
+    return codes, pieces, program, makespan, step
 
 
 def _forward_only(plan: Plan) -> Plan:

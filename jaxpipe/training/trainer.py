@@ -185,7 +185,11 @@ def _show(job: Job, workdir: Path, console: Console) -> None:
     plans = {plan.name: plan for plan in (*rivals(costs, devices, microbatches, policies), job.plan)}
     simulations = {name: simulate(plan, costs) for name, plan in plans.items()}
     patterns = len(job.program.signature.patterns)
-    ticks = {name: arrange(plan, job.pieces, costs, patterns)[0].makespan for name, plan in plans.items()}
+    ticks = {
+        name: arrange(plan, job.pieces, costs, patterns)[0].makespan
+        for name, plan in plans.items()
+        if plan is not job.plan
+    } | {job.plan.name: job.tick_makespan}
     rows = [plan_row(name, simulations[name], ticks[name], bound) for name in plans]
     console.out(
         f"\nPlans for {devices} devices and {microbatches} micro-batches; "

@@ -16,8 +16,10 @@ PLAN = named_plan(SPECS, "1f1b", 8, 16)
 
 def lowered(monkeypatch, limit, **options):
     monkeypatch.setattr(choose, "OPS", limit)
-    program = lower_by_numbers(PLAN, SPECS, COSTS, **options)
+    program, makespan = lower_by_numbers(PLAN, SPECS, COSTS, **options)
     verify(program, SPECS)
+    patterns = len(program.signature.patterns)
+    assert makespan == arrange(PLAN, SPECS, COSTS, patterns)[0].makespan
     return program
 
 
