@@ -16,7 +16,7 @@ def unit_seconds(unit: str) -> float:
 
 
 def format_time(seconds: float) -> str:
-    """Three significant digits with the unit that suits: "1.25 ms", "950 µs", "12.4 s", "2 h 05 min"."""
+    """Three significant digits with the unit that suits: "0", "950 µs", "1.25 ms", "12.4 s", "2 h 05 min"."""
     if seconds >= 3599.5:
         minutes = round(seconds / 60)
         return f"{minutes // 60} h {minutes % 60:02d} min"
@@ -26,7 +26,7 @@ def format_time(seconds: float) -> str:
     for size, name in ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs")):
         if seconds >= 0.9995 * size:
             return f"{_digits(seconds / size)} {name}"
-    return f"{_digits(seconds / 1e-9)} ns" if seconds else "0 s"
+    return f"{_digits(seconds / 1e-9)} ns" if seconds else "0"
 
 
 def format_duration(value: float, unit: str) -> str:
@@ -36,7 +36,7 @@ def format_duration(value: float, unit: str) -> str:
       ValueError: when `unit` is no unit of cost tables.
     """
     if unit == "unit":
-        return f"{value:,.0f}" if value >= 1000 else _digits(value)
+        return f"{value:,.0f}" if value >= 1000 else _digits(value) if value else "0"
     return format_time(value * unit_seconds(unit))
 
 

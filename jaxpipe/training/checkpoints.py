@@ -11,6 +11,8 @@ never deleted, and the one before it is taken, with a line in the log.
 import itertools
 import logging
 import os
+import re
+import textwrap
 from pathlib import Path
 from typing import Any, Self
 
@@ -118,13 +120,11 @@ class Checkpoints:
         aside = next(path for path in map(self._folder.joinpath, names) if not path.exists())
         (self._folder / str(step)).rename(aside)
         self._manager.reload()
-        reason = str(error).partition("\n")[0][:120]
         logger.error(
-            "checkpoint of step %d cannot be read; renamed to %s, going on with the one before it (%s: %s)",
+            "checkpoint of step %d cannot be read; renamed to %s, going on with the one before it (%s)",
             step,
             aside,
-            type(error).__name__,
-            reason,
+            _reason(error),
         )
 
 
@@ -173,6 +173,16 @@ def _means_damage(error: BaseException) -> bool:
     if any(isinstance(e, PermissionError | MemoryError) or str(e).startswith(innocent) for e in chain):
         return False
     return any(isinstance(e, damage) for e in chain)
+
+
+def _reason(error: BaseException) -> str:
+    """What is wrong in one short line: of the first cause, without paths and what TensorStore was doing."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    text = str(error).partition(" [tensorstore_spec=")[0].partition("\n")[0]
+    text = re.sub(r'( in OCDBT database at| of)? local file "[^"]*"', "", text)
+    text = re.sub(r"^([A-Z_]+: )?(Error [^:]*: )*", "", text)
+    return textwrap.shorten(f"{type(error).__name__}: {text}", 120, placeholder=" ...")
 
 
 def _name(path) -> str:

@@ -16,6 +16,7 @@ from jaxpipe.costs.chips import CHIPS
 from jaxpipe.models.families import FAMILIES
 from jaxpipe.planning.plan import POLICIES
 from jaxpipe.planning.schedules import SCHEDULES
+from jaxpipe.program.choose import OPS
 from jaxpipe.training.fields import build, check_limits, checked, default_tree, limited, plain, unknown_field
 
 BYTES = 256
@@ -73,7 +74,7 @@ class PlanConfig:
     recompute: str = "none"
     chip: str = limited("cpu", choices=tuple(CHIPS))
     slots: str = limited("auto", choices=("auto", "static", "stacked"))
-    patterns: int = limited(0, at_least=0)
+    patterns: int = limited(0, at_least=0, at_most=OPS)
 
 
 @dataclass(frozen=True)

@@ -37,7 +37,7 @@ def load_corpus(corpus: str, suffixes: tuple[str, ...], holdout_every: int, sequ
     sequence_length: both parts must be long enough for one sequence and its last target.
 
     Raises:
-      ValueError: when the path is missing, holds no text file, or the text is too short.
+      ValueError: when the path is missing, holds no text file, or the text is empty or too short.
     """
     if corpus == "stdlib":
         root = Path(sysconfig.get_paths()["stdlib"])
@@ -48,6 +48,9 @@ def load_corpus(corpus: str, suffixes: tuple[str, ...], holdout_every: int, sequ
             raise ValueError(f"data.corpus {corpus!r} does not exist; expected 'stdlib', a folder or a file")
         files = [root] if root.is_file() else _files(root, suffixes, skipped=set())
     texts = [text for text in (_read(path) for path in files) if text]
+    if not texts:
+        what = "is an empty file" if root.is_file() else f"has {len(files)} files, all of them empty"
+        raise ValueError(f"data.corpus {corpus!r} {what}; expected text")
     if len(texts) == 1:
         cut = len(texts[0]) - len(texts[0]) // holdout_every
         train, heldout = [texts[0][:cut]], [texts[0][cut:]]

@@ -130,6 +130,6 @@ def _required(cls) -> list[dataclasses.Field]:
 
 
 def _type_name(expected) -> str:
-    if expected is float:
-        return "a finite number"
+    if expected in (int, float):
+        return "a whole number" if expected is int else "a finite number"
     return expected.__name__ if isinstance(expected, type) else str(expected)

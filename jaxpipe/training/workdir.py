@@ -47,6 +47,8 @@ def open_workdir(workdir: Path, config: Config) -> list[str]:
       ValueError: the folder cannot be written, or belongs to another configuration.
     """
     path, new = workdir / "config.json", to_json(config)
+    if workdir.is_file():
+        raise ValueError(f"cannot write to workdir {workdir}: it is a file; expected a folder")
     try:
         workdir.mkdir(parents=True, exist_ok=True)
         old = json.loads(path.read_text()) if path.exists() else None

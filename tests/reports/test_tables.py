@@ -53,7 +53,7 @@ def test_pieces_table():
     rows = [PieceRow("mlp", 4, 2_000_000, 1e-3, 2e-3, 1e-3), PieceRow("head", 1, 500_000, 0.0, 2e-3, 2e-3)]
     lines = printed(pieces_table(rows, "s"))
     assert cells(lines, "mlp") == "mlp 4 2.00 M 1.00 ms 2.00 ms 1.00 ms 80.0%"
-    assert cells(lines, "head") == "head 1 500 K 0 s 2.00 ms 2.00 ms 20.0%"
+    assert cells(lines, "head") == "head 1 500 K 0 2.00 ms 2.00 ms 20.0%"
     assert cells(lines, "all") == "all 5 2.50 M 4.00 ms 10.0 ms 6.00 ms 100.0%"
 
 

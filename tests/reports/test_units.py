@@ -6,7 +6,7 @@ from jaxpipe.reports.units import format_bytes, format_count, format_duration, f
 @pytest.mark.parametrize(
     ("seconds", "text"),
     [
-        (0, "0 s"),
+        (0, "0"),
         (2.5e-8, "25.0 ns"),
         (9.996e-7, "1.00 µs"),
         (1.234e-6, "1.23 µs"),
@@ -28,6 +28,7 @@ def test_format_duration():
     assert format_duration(1500, "us") == "1.50 ms"
     assert format_duration(0.25, "s") == "250 ms"
     assert format_duration(51, "unit") == "51.0"
+    assert [format_duration(0, unit) for unit in ("s", "ms", "us", "unit")] == ["0"] * 4
     assert format_duration(12345, "unit") == "12,345"
     with pytest.raises(ValueError, match="unknown time unit 'h'; known: s, ms, us, unit"):
         format_duration(1, "h")

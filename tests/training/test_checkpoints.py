@@ -162,6 +162,10 @@ def test_a_damaged_step_is_put_aside_and_the_one_before_taken(folder, caplog, wh
     (line,) = (record.message for record in caplog.records if record.name == module.__name__)
     going_on = r"going on with the one before it \(\w+: .+\)"
     assert re.match(rf"checkpoint of step 3 cannot be read; renamed to .+unreadable-3, {going_on}$", line)
+    reason = line.partition(" (")[2]
+    assert len(reason) < 160
+    for junk in ("tensorstore_spec", "TensorStore", str(folder), "..."):
+        assert junk not in reason
     aside = folder / "unreadable-3"
     assert sorted(p.relative_to(aside) for p in aside.rglob("*")) == left
     assert not (folder / "3").exists()

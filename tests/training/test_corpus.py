@@ -69,7 +69,7 @@ def test_stdlib_holds_whole_modules_and_no_tests():
         ({"a.png": b"x"}, 4, r"has no files ending in \.txt, \.md; see data\.suffixes"),
         ({"a.txt": b"abc", "b.txt": b"defgh"}, 4, r"has 3 training bytes in 1 files; expected at least 5"),
         ({"a.txt": b"abcdefgh", "b.txt": b"def"}, 4, r"has 3 held-out bytes in 1 files; expected at least 5"),
-        ({"a.txt": b""}, 4, r"has 0 training bytes in 0 files; expected at least 5"),
+        ({"a.txt": b"", "b.txt": b""}, 4, "has 2 files, all of them empty; expected text"),
     ],
 )
 def test_errors_say_what_is_missing(tmp_path, files, length, message):
@@ -79,3 +79,9 @@ def test_errors_say_what_is_missing(tmp_path, files, length, message):
     with pytest.raises(ValueError, match=message) as error:
         load_corpus(str(root), (".txt", ".md"), holdout_every=2, sequence_length=length)
     assert str(root) in str(error.value)
+
+
+def test_an_empty_file(tmp_path):
+    (tmp_path / "book").touch()
+    with pytest.raises(ValueError, match="book' is an empty file; expected text"):
+        load_corpus(str(tmp_path / "book"), (".txt",), holdout_every=2, sequence_length=4)

@@ -68,10 +68,12 @@ def test_what_changes_the_result_may_not(tmp_path, changes, line):
     assert (tmp_path / "config.json").read_text() == before
 
 
-@pytest.mark.parametrize("name", ["file", "file/below"])
-def test_a_file_in_the_way(tmp_path, name):
+@pytest.mark.parametrize(
+    ("name", "reason"), [("file", "it is a file; expected a folder"), ("file/below", "Not a directory")]
+)
+def test_a_file_in_the_way(tmp_path, name, reason):
     (tmp_path / "file").touch()
-    with pytest.raises(ValueError, match=rf"^cannot write to workdir .*/{name}: "):
+    with pytest.raises(ValueError, match=rf"^cannot write to workdir .*/{name}: {reason}$"):
         open_workdir(tmp_path / name, CONFIG)
 
 
