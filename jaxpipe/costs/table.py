@@ -162,10 +162,12 @@ def load(path: Path | str) -> CostTable:
       ValueError: naming the file, and the field that is wrong; also where there is no such file.
     """
     try:
-        return from_json(json.loads(Path(path).read_text()))
+        return from_json(json.loads(Path(path).read_text("utf-8-sig")))
     except OSError as error:
         raise ValueError(f"cannot read {path}: {error.strerror}") from error
-    except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
+    except RecursionError as error:
+        raise ValueError(f"{path} is nested too deeply; expected a cost table as JSON") from error
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
         raise ValueError(f"{path} is not JSON ({error})") from error
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from error

@@ -68,9 +68,8 @@ def wrong_cell(sheet: Sheet, stage_to_device: Sequence[int] | None = None) -> Fa
                 here = Place(device, cell.column)
                 twins = seen.setdefault((action.stage, action.microbatch), {})
                 if action.stage >= stages:
-                    known = (
-                        f"stages go from 0 to {stages - 1}" if stage_to_device else f"no cell is of {stages}"
-                    )
+                    placed = f"the placement ends at stage {stages - 1}"
+                    known = placed if stage_to_device else f"no cell is of {stages}"
                     problem = f"stage {action.stage} is unknown: {known}"
                 elif action.microbatch >= microbatches:
                     problem = f"micro-batch {action.microbatch} is unknown: no cell is of {microbatches}"
@@ -166,8 +165,8 @@ def missing_action(sheet: Sheet, shape: Shape) -> Fault | None:
 
 
 def where(place: Place) -> str:
-    """Row and column of a cell, both from 1, as editors count them."""
-    return f"row {place.device + 1}, " + (f"column {place.column}" if place.column else "end")
+    """Device and column of a cell as grids show them: devices, the rows, from 0, and columns from 1."""
+    return f"device {place.device}, " + (f"column {place.column}" if place.column else "end")
 
 
 def _first_gap(numbers: Iterable[int]) -> int:

@@ -123,7 +123,7 @@ def read_sheet(text: str) -> Sheet:
     """All that a CSV text says. Empty lines at the end are no devices.
 
     Raises:
-      ValueError: naming row and column (from 1) and text of a cell outside the grammar.
+      ValueError: naming line (from 1), device (from 0), column (from 1) and text of a cell that is wrong.
     """
     lines = re.split(r"\r\n|\r|\n", text)
     while lines and not lines[-1].strip():
@@ -173,20 +173,25 @@ def _cells(row: int, line: str) -> Iterator[Cell]:
             parts = [_ACTION.fullmatch(part.strip()) for part in match.groups()]
             if not all(parts) or parts[0][2] != "F" or parts[1][2] in "FW":
                 raise ValueError(
-                    f"row {row}, column {column}: {_shown(text)} is not an overlapped pair; expected a "
+                    f"{_where(row, column)}: {_shown(text)} is not an overlapped pair; expected a "
                     "forward and a backward, as in (0F7;7B3)OVERLAP_F_B"
                 )
             yield Cell(column, text, tuple(map(_action, parts)))
         else:
             raise ValueError(
-                f"row {row}, column {column}: {_shown(text)} is not an action; expected stage, one of F I W "
-                f"B {' '.join(MESSAGES)}, micro-batch, as in 0F3; or stage and one of {' '.join(SHARDING)}; "
+                f"{_where(row, column)}: {_shown(text)} is not an action; expected stage, one of F I W "
+                f"B {' '.join(MESSAGES)}, micro-batch, as in 0F3, of 9 digits at most; or stage and one of {' '.join(SHARDING)}; "
                 "or a pair as in (0F7;7B3)OVERLAP_F_B"
             )
 
 
 def _action(match: re.Match) -> Action:
     return Action(int(match[1]), match[2], int(match[3]))
+
+
+def _where(row: int, column: int) -> str:
+    """Where a cell stands; row and column from 1, as editors count them."""
+    return f"line {row} (device {row - 1}), column {column}"
 
 
 def _shown(text: str) -> str:
@@ -202,7 +207,7 @@ def _is_older(rows: tuple[tuple[Cell, ...], ...]) -> bool:
                 places[action.phase].add((action.stage, action.microbatch))
             if places["BW"] and places["I"]:
                 raise ValueError(
-                    f"row {row}, column {cell.column}: {cell.text!r} mixes two grammars; expected F I W "
+                    f"{_where(row, cell.column)}: {cell.text!r} mixes two grammars; expected F I W "
                     "B, or F B W BW as PyTorch wrote until 2024"
                 )
     return bool(places["BW"]) or (not places["I"] and bool(places["W"]) and places["W"] == places["B"])

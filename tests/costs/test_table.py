@@ -94,3 +94,22 @@ def test_errors_of_files_name_the_file(tmp_path):
         path.write_text(written)
         with pytest.raises(ValueError, match=rf"costs\.json: pieces\[1\].I is {value}; expected a number"):
             tables.load(path)
+
+
+def test_a_byte_order_mark_a_folder_and_deep_nesting(tmp_path):
+    path = tmp_path / "costs.json"
+    path.write_text(json.dumps(tables.to_json(TABLE)), "utf-8-sig")
+    assert tables.load(path) == TABLE
+    path.write_text("[" * 100_000)
+    with pytest.raises(ValueError, match=r"costs\.json is nested too deeply; expected a cost table as JSON$"):
+        tables.load(path)
+    with pytest.raises(ValueError, match="cannot read .*: Is a directory$"):
+        tables.load(tmp_path)
+
+
+@pytest.mark.parametrize(("field", "value"), [("stash_bytes", 1e300), ("F", 1e308)])
+def test_a_number_may_not_be_so_large_that_sums_overflow(field, value):
+    data = tables.to_json(TABLE)
+    data["pieces"][0][field] = value
+    with pytest.raises(ValueError, match=rf"pieces\[0\]\.{field} is 1e\+30\d; expected a number from 0 to 1e"):
+        tables.from_json(data)

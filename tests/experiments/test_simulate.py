@@ -52,7 +52,7 @@ def test_times_and_placement_by_flags(tmp_path):
     assert json.loads(result.stdout)["makespan"] == 30
     result = run(f"--schedule={path}", "--stage_to_device=1,0", "--json")
     assert result.returncode == 1
-    error = "row 1, column 1: 0F0 is wrong: it stands on device 0, its stage on 1"
+    error = "device 0, column 1: 0F0 is wrong: it stands on device 0, its stage on 1"
     assert json.loads(result.stdout)["error"] == error
 
 
@@ -82,7 +82,7 @@ def test_the_words_for_people():
 def test_a_wrong_schedule_is_shown_and_explained(wrong):
     result = run(f"--schedule={wrong}")
     assert result.returncode == 1
-    error = "row 2, column 2: 1B1 is wrong: it stands before 1F1 at row 2, column 4, whose result it needs"
+    error = "device 1, column 2: 1B1 is wrong: it stands before 1F1 at device 1, column 4, whose result it needs"
     assert result.stderr == f"simulate: {wrong}: {error}\n"
     assert "device 1   1F0 >1B1< 1B0  1F1" in result.stdout
     result = run(f"--schedule={wrong}", "--json")
@@ -137,7 +137,7 @@ def test_a_malformed_file_as_json(tmp_path):
     assert (result.returncode, result.stderr) == (1, "")
     verdict = json.loads(result.stdout)
     assert not verdict["valid"]
-    assert verdict["error"].startswith(f"{path}: row 1, column 2: 'oops' is not an action")
+    assert verdict["error"].startswith(f"{path}: device 0, column 2: 'oops' is not an action")
 
 
 def test_starting_imports_neither_jax_nor_numba():

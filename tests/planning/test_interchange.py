@@ -136,8 +136,11 @@ def test_older_grammar(text, modern):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("0F0,0B0\n1F0,,1X0\n", "row 2, column 3: '1X0' is not an action; expected stage, one of F I W B"),
-        ("0F0x", "row 1, column 1: '0F0x' is not an action"),
+        (
+            "0F0,0B0\n1F0,,1X0\n",
+            "line 2 (device 1), column 3: '1X0' is not an action; expected stage, one of F I W B",
+        ),
+        ("0F0x", "line 1 (device 0), column 1: '0F0x' is not an action"),
         ("0FF0", "'0FF0' is not an action"),
         ("0F", "'0F' is not an action"),
         ("0SEND_F", "'0SEND_F' is not an action"),
@@ -147,15 +150,21 @@ def test_older_grammar(text, modern):
         ("0F0;0F1", "'0F0;0F1' is not an action"),
         ('"0F0"', "is not an action"),
         ("0F9999999999", "'0F9999999999' is not an action"),
-        (f"0F{'9' * 100_000}", f"row 1, column 1: '0F{'9' * 58}...' is not an action"),
+        (f"0F{'9' * 100_000}", f"line 1 (device 0), column 1: '0F{'9' * 58}...' is not an action"),
         ("__import__('os').abort()", "is not an action"),
         ("=cmd|'/c calc'!A0", "is not an action"),
-        ("(0F0;0F1)OVERLAP_F_B", "row 1, column 1: '(0F0;0F1)OVERLAP_F_B' is not an overlapped pair"),
+        (
+            "(0F0;0F1)OVERLAP_F_B",
+            "line 1 (device 0), column 1: '(0F0;0F1)OVERLAP_F_B' is not an overlapped pair",
+        ),
         ("(0B0;0F1)OVERLAP_F_B", "is not an overlapped pair; expected a forward and a backward"),
         ("(0F0;)OVERLAP_F_B", "is not an overlapped pair"),
         ("(0F0;0B1;0F2)OVERLAP_F_B", "is not an action"),
         ("(0F0;0B1)OVERLAP", "is not an action"),
-        ("0F0,0BW0\n1F0,1I0,1W0", "row 2, column 2: '1I0' mixes two grammars; expected F I W B, or F B W BW"),
+        (
+            "0F0,0BW0\n1F0,1I0,1W0",
+            "line 2 (device 1), column 2: '1I0' mixes two grammars; expected F I W B, or F B W BW",
+        ),
         ("", "an empty text is not a schedule"),
         ("\n \n", "an empty text is not a schedule"),
     ],
@@ -172,7 +181,7 @@ def test_errors_name_row_column_and_text(text, message):
         (b"0F0,0B0\0\n", "byte 7 is 0, so this is no text"),
         (b"0F0,\xff\xfe", "byte 4 is not UTF-8"),
         (b"0F0,0B0\n" * (LARGEST_BYTES // 8 + 1), "larger than 16 MiB"),
-        (b"0F0,oops\n", "row 1, column 2: 'oops' is not an action"),
+        (b"0F0,oops\n", "line 1 (device 0), column 2: 'oops' is not an action"),
         (None, "No such file or directory; expected a schedule as CSV"),
     ],
 )

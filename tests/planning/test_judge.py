@@ -82,7 +82,7 @@ def test_the_incomplete_schedule_of_torch():
     rows = text_of(SCHEDULES["1f1b"](4, 8)).splitlines()
     rows[3] = ",".join(f"3F{m + 1},3B{m}" for m in range(8))
     verdict = judge(read_sheet("\n".join(rows)))
-    assert verdict.error == "row 4, column 2: 3B0 is wrong: it needs 3F0, which is missing"
+    assert verdict.error == "device 3, column 2: 3B0 is wrong: it needs 3F0, which is missing"
     assert verdict.places == ((3, 2),)
     assert (verdict.makespan, verdict.busy, verdict.peak_in_flight) == (None, None, None)
 
@@ -187,7 +187,7 @@ def test_a_stage_may_run_on_several_devices():
     # Device 0: F0 0-1, F1 1-2, 1F1 2-3, 1B1 3-5, then 0B0 (1B0 ended at 4) and 0B1.
     assert verdict.makespan == 9
     fixed = judge(sheet, stage_to_device=(0, 1))
-    assert fixed.error == "row 1, column 3: 1F1 is wrong: it stands on device 0, its stage on 1"
+    assert fixed.error == "device 0, column 3: 1F1 is wrong: it stands on device 0, its stage on 1"
     costs = CostTable("unit", (PieceCost("a", "k", 1, 1, 1), PieceCost("b", "k", 1, 1, 1, param_bytes=1)))
     with pytest.raises(ValueError, match="stage 1 runs on several devices and has parameters"):
         peak_bytes(sheet, verdict, costs, "ideal")
@@ -198,35 +198,35 @@ def test_a_stage_may_run_on_several_devices():
     [
         (
             ("0F0 0B0", "1F0 1F0 1B0"),
-            "row 2, column 2: 1F0 is wrong: it stands twice, first at row 2, column 1",
+            "device 1, column 2: 1F0 is wrong: it stands twice, first at device 1, column 1",
             1,
         ),
         (
             ("0F0 0B0 0F1 0B1", "1F0 1B0 1F1"),
-            "row 2, column 3: 1B1 missing: stage 1 must run micro-batch 1",
+            "device 1, column 3: 1B1 missing: stage 1 must run micro-batch 1",
             1,
         ),
-        (("0F0 0B0 0F1 0B1", "1F0 1B0"), "row 2, end: 1F1 and 1B1 missing", 1),
-        (("0F0 0F1 0I1 0I0 0W0",), "row 1, column 2: 0W1 missing", 1),
-        (("0F0",), "row 1, column 1: 0B0 missing", 1),
-        (("0B0 0F0",), "row 1, column 1: 0B0 is wrong: it stands before 0F0 at row 1, column 2", 1),
-        (("0F0 0W0 0I0",), "column 2: 0W0 is wrong: it stands before 0I0 at row 1, column 3", 1),
-        (("0F0 0W0",), "row 1, column 2: 0W0 is wrong: it needs 0I0, which is missing", 1),
+        (("0F0 0B0 0F1 0B1", "1F0 1B0"), "device 1, end: 1F1 and 1B1 missing", 1),
+        (("0F0 0F1 0I1 0I0 0W0",), "device 0, column 2: 0W1 missing", 1),
+        (("0F0",), "device 0, column 1: 0B0 missing", 1),
+        (("0B0 0F0",), "device 0, column 1: 0B0 is wrong: it stands before 0F0 at device 0, column 2", 1),
+        (("0F0 0W0 0I0",), "column 2: 0W0 is wrong: it stands before 0I0 at device 0, column 3", 1),
+        (("0F0 0W0",), "device 0, column 2: 0W0 is wrong: it needs 0I0, which is missing", 1),
         (
             ("0F0 0B0 0W0 0F1 0B1",),
-            "column 3: 0W0 is wrong: it clashes with 0B0 at row 1, column 2; B is I and W",
+            "column 3: 0W0 is wrong: it clashes with 0B0 at device 0, column 2; B is I and W",
             1,
         ),
-        (("0F0 0I0 0B0",), "column 3: 0B0 is wrong: it clashes with 0I0 at row 1, column 2", 1),
-        (("0F0", "0B0"), "row 2, column 1: 0B0 is wrong: it stands on device 1, but 0F0 on device 0", 1),
-        (("0B0", "0F0"), "row 1, column 1: 0B0 is wrong: it needs 0F0, which stands on device 1", 1),
-        (("0F0 0B0", "2F0 2B0"), "row 2, column 1: 2F0 is wrong: stage 2 is unknown: no cell is of 1", 1),
+        (("0F0 0I0 0B0",), "column 3: 0B0 is wrong: it clashes with 0I0 at device 0, column 2", 1),
+        (("0F0", "0B0"), "device 1, column 1: 0B0 is wrong: it stands on device 1, but 0F0 on device 0", 1),
+        (("0B0", "0F0"), "device 0, column 1: 0B0 is wrong: it needs 0F0, which stands on device 1", 1),
+        (("0F0 0B0", "2F0 2B0"), "device 1, column 1: 2F0 is wrong: stage 2 is unknown: no cell is of 1", 1),
         (("0F0 0F2 0B0 0B2",), "column 2: 0F2 is wrong: micro-batch 2 is unknown: no cell is of 1", 1),
         (("1F0 1B0",), "column 1: 1F0 is wrong: stage 1 is unknown: no cell is of 0", 1),
         (("0UNSHARD",), "the schedule has no action", 0),
         (
             ("0F0 0B0 0F1 0B1", "1F0 1F1 1B0 1B1"),
-            "row 1, column 2: deadlock: device 0 stops at 0B0 and waits for 1B0, which stands later on "
+            "device 0, column 2: deadlock: device 0 stops at 0B0 and waits for 1B0, which stands later on "
             "device 1; device 1 stops at 1F1 and waits for 0F1, which stands later on device 0",
             2,
         ),
@@ -254,7 +254,7 @@ def test_a_deadlock_names_the_circle_and_not_who_waits_behind_it():
 
 def test_columns_are_those_of_the_file():
     verdict = judged("0F0,,0RESHARD,,0F2", "0UNSHARD")
-    assert verdict.error.startswith("row 1, column 5: 0F2 is wrong: micro-batch 2 is unknown")
+    assert verdict.error.startswith("device 0, column 5: 0F2 is wrong: micro-batch 2 is unknown")
     with pytest.raises(
         ValueError, match="stage 1 is placed on device 2; the schedule has rows for devices 0"
     ):
@@ -262,11 +262,13 @@ def test_columns_are_those_of_the_file():
     for placement, stage in (((0, 1, 0), 2), ((0, 1, 1, 0), 2)):
         fewer = judged("0F0 0B0", "1F0 1B0", stage_to_device=placement)
         device = placement[stage]
-        assert fewer.error == f"row {device + 1}, end: stage 2 is placed on device {device} and has no action"
+        assert fewer.error == f"device {device}, end: stage 2 is placed on device {device} and has no action"
     gap = judged("0F0 0B0", "2F0 2B0", stage_to_device=(0, 1, 1))
-    assert gap.error == "row 2, end: stage 1 is placed on device 1 and has no action"
+    assert gap.error == "device 1, end: stage 1 is placed on device 1 and has no action"
     beyond = judged("0F0 0B0", "1F0 1B0", stage_to_device=(0,))
-    assert beyond.error == "row 2, column 1: 1F0 is wrong: stage 1 is unknown: stages go from 0 to 0"
+    assert (
+        beyond.error == "device 1, column 1: 1F0 is wrong: stage 1 is unknown: the placement ends at stage 0"
+    )
 
 
 @settings(max_examples=60, deadline=None)
@@ -351,11 +353,11 @@ def test_damaged_messages():
     assert error("1RECV_F1,", "").endswith("0SEND_F1 waits for 1RECV_F1, which is missing")
     assert error("0SEND_F1,", "").endswith("1RECV_F1 waits for 0SEND_F1, which is missing")
     assert error("1RECV_F1,", "1RECV_F1,1RECV_F1,").endswith(
-        "1RECV_F1 is wrong: it stands twice, first at row 2, column 4"
+        "1RECV_F1 is wrong: it stands twice, first at device 1, column 4"
     )
     assert error("0SEND_F0,2RECV_F0,0F1,0SEND_F1,", "2RECV_F0,0SEND_F0,0F1,0SEND_F1,") == (
-        "row 1, column 2: deadlock: device 0 stops at 2RECV_F0 and waits for 1SEND_F0, which stands later on "
-        "device 1; device 1 stops at 1RECV_F0 and waits for 0SEND_F0, which stands later on device 0"
+        "device 0, column 2: deadlock: device 0 stops at 2RECV_F0 and waits for 1SEND_F0, which stands later "
+        "on device 1; device 1 stops at 1RECV_F0 and waits for 0SEND_F0, which stands later on device 0"
     )
 
 
