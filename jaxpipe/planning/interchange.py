@@ -180,8 +180,8 @@ def _cells(row: int, line: str) -> Iterator[Cell]:
         else:
             raise ValueError(
                 f"{_where(row, column)}: {_shown(text)} is not an action; expected stage, one of F I W "
-                f"B {' '.join(MESSAGES)}, micro-batch, as in 0F3, of 9 digits at most; or stage and one of {' '.join(SHARDING)}; "
-                "or a pair as in (0F7;7B3)OVERLAP_F_B"
+                f"B {' '.join(MESSAGES)}, micro-batch, as in 0F3, with at most 9 digits each; "
+                f"or stage and one of {' '.join(SHARDING)}; or a pair as in (0F7;7B3)OVERLAP_F_B"
             )
 
 

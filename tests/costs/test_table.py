@@ -103,7 +103,7 @@ def test_a_byte_order_mark_a_folder_and_deep_nesting(tmp_path):
     path.write_text("[" * 100_000)
     with pytest.raises(ValueError, match=r"costs\.json is nested too deeply; expected a cost table as JSON$"):
         tables.load(path)
-    with pytest.raises(ValueError, match="cannot read .*: Is a directory$"):
+    with pytest.raises(ValueError, match=r"cannot read .*: Is a directory$"):
         tables.load(tmp_path)
 
 
@@ -111,5 +111,5 @@ def test_a_byte_order_mark_a_folder_and_deep_nesting(tmp_path):
 def test_a_number_may_not_be_so_large_that_sums_overflow(field, value):
     data = tables.to_json(TABLE)
     data["pieces"][0][field] = value
-    with pytest.raises(ValueError, match=rf"pieces\[0\]\.{field} is 1e\+30\d; expected a number from 0 to 1e"):
+    with pytest.raises(ValueError, match=rf"pieces\[0\]\.{field} is 1e\+30\d; expected a number"):
         tables.from_json(data)

@@ -82,7 +82,9 @@ def test_the_words_for_people():
 def test_a_wrong_schedule_is_shown_and_explained(wrong):
     result = run(f"--schedule={wrong}")
     assert result.returncode == 1
-    error = "device 1, column 2: 1B1 is wrong: it stands before 1F1 at device 1, column 4, whose result it needs"
+    error = (
+        "device 1, column 2: 1B1 is wrong: it stands before 1F1 at device 1, column 4, whose result it needs"
+    )
     assert result.stderr == f"simulate: {wrong}: {error}\n"
     assert "device 1   1F0 >1B1< 1B0  1F1" in result.stdout
     result = run(f"--schedule={wrong}", "--json")
@@ -137,7 +139,7 @@ def test_a_malformed_file_as_json(tmp_path):
     assert (result.returncode, result.stderr) == (1, "")
     verdict = json.loads(result.stdout)
     assert not verdict["valid"]
-    assert verdict["error"].startswith(f"{path}: device 0, column 2: 'oops' is not an action")
+    assert verdict["error"].startswith(f"{path}: line 1 (device 0), column 2: 'oops' is not an action")
 
 
 def test_starting_imports_neither_jax_nor_numba():
