@@ -1,22 +1,28 @@
 """Judges a schedule that someone else wrote: python -m experiments.simulate --schedule=FILE.csv.
 
-FILE.csv is in the grammar of PyTorch's pipelining, one row a device. Prints makespan, bubble and what each
-device does, or a grid that marks the first wrong action, and says why it is wrong; then the exit code is 1.
+FILE.csv is in the grammar of PyTorch's pipelining, one row a device. With --plan=plan.json --costs=costs.json
+it judges a plan instead. Prints makespan, bubble and what each device does, or a grid that marks the first
+wrong action, and says why it is wrong.
+
+The exit code is 0 for a valid schedule, 1 for a wrong one, and 2 where none was judged, since a flag is wrong
+or a file cannot be read.
 """
 
 import json
 import re
 import sys
+from typing import NamedTuple, NoReturn
 
 from absl import app, flags
 
-from experiments.command_line import parse, stop
+from experiments import command_line
 from jaxpipe.costs import table
-from jaxpipe.costs.table import CostTable
-from jaxpipe.planning.interchange import Sheet, read_file
+from jaxpipe.planning import plan as plans
+from jaxpipe.planning.interchange import Sheet, read_sheet, read_text, sheet_of
 from jaxpipe.planning.judge import Unit, Verdict, judge
 
-SCHEDULE = flags.DEFINE_string("schedule", None, "the CSV file of a schedule", required=True)
+SCHEDULE = flags.DEFINE_string("schedule", None, "the CSV file of a schedule")
+PLAN = flags.DEFINE_string("plan", None, "a plan in place of a schedule, such as the plan.json of a run")
 COSTS = flags.DEFINE_string("costs", None, "a cost table such as the costs.json of a run")
 TIMES = {
     "F": flags.DEFINE_float("F", None, "a number, the time of a forward (1)"),
@@ -34,43 +40,124 @@ MEMORY = flags.DEFINE_enum(
 )
 JSON = flags.DEFINE_bool("json", False, "true or false; true prints one JSON object and nothing else")
 
+NOT_JUDGED = 2
+"""The exit code where nothing was judged."""
+
+
+class Judged(NamedTuple):
+    """A schedule and what it comes to.
+
+    file: where it stands. sheet: None when the file is outside the grammar.
+    unit: of its times. memory: peak bytes of every device, None without a cost table or when it is wrong.
+    partition: how pieces came to their stages.
+    """
+
+    file: str
+    sheet: Sheet | None
+    verdict: Verdict
+    unit: str = "unit"
+    memory: tuple[float, ...] | None = None
+    partition: str = "balanced"
+
 
 def main(argv: list[str]) -> None:
     """Reads, judges and prints."""
-    if len(argv) > 1:
-        stop(f"unexpected argument {argv[1]!r}; flags start with --")
-    costs, placement = _costs(), _placement()
     try:
-        if COSTS.value is not None:
-            costs = table.load(COSTS.value)
-        sheet = read_file(SCHEDULE.value)
-        verdict, memory = judge(sheet, costs, placement), None
-        if verdict.valid and isinstance(costs, CostTable):
-            # Only here, since it starts Numba, which takes as long as all the rest.
-            from jaxpipe.planning.judge_memory import peak_bytes
-
-            memory = peak_bytes(sheet, verdict, costs, MEMORY.value or "padded")
+        _check_flags(argv)
+        judged = _judge_sheet() if PLAN.value is None else _judge_plan()
     except ValueError as error:
-        if JSON.value:
-            _print_json(Verdict(str(error)), None)
-            sys.exit(1)
-        stop(str(error))
+        _refuse(str(error), JSON.value)
     if JSON.value:
-        _print_json(verdict, memory)
-        sys.exit(0 if verdict.valid else 1)
-    _print(sheet, verdict, costs, memory)
+        _print_json(judged.verdict, judged.verdict.valid, judged.memory)
+    else:
+        _print(judged)
+    sys.exit(0 if judged.verdict.valid else 1)
 
 
-def _costs() -> Unit:
+def parse(argv: list[str]) -> list[str]:
+    """Parses the command line; what is wrong is said in one line, or as JSON where that is asked for."""
+    try:
+        return command_line.parse(argv)
+    except SystemExit as stopped:
+        if not isinstance(stopped.code, str):  # of --help
+            raise
+        as_json = any(re.fullmatch(r"--?json(=(true|t|1))?", argument, re.IGNORECASE) for argument in argv)
+        _refuse(stopped.code.partition(": ")[2], as_json)
+
+
+def _refuse(message: str, as_json: bool) -> NoReturn:
+    """Ends the program where nothing was judged."""
+    if as_json:
+        _print_json(Verdict(message), None, None)
+    else:
+        print(f"simulate: {message}", file=sys.stderr)
+    sys.exit(NOT_JUDGED)
+
+
+def _check_flags(argv: list[str]) -> None:
+    if len(argv) > 1:
+        raise ValueError(f"unexpected argument {argv[1]!r}; flags start with --")
+    if SCHEDULE.value is None and PLAN.value is None:
+        raise ValueError("--schedule is missing; expected the CSV file of a schedule, or --plan and --costs")
+    if SCHEDULE.value is not None and PLAN.value is not None:
+        raise ValueError("--plan stands beside --schedule; expected one of the two")
+    if SCHEDULE.value is not None and SCHEDULE.value.lower().endswith(".json"):
+        raise ValueError(
+            f"--schedule is {SCHEDULE.value!r}; expected a CSV file, or for a plan "
+            f"--plan={SCHEDULE.value} --costs=costs.json"
+        )
+    if PLAN.value is not None and COSTS.value is None:
+        raise ValueError("--plan stands without --costs, the cost table that it was made for")
+    if PLAN.value is not None and PLACEMENT.value is not None:
+        raise ValueError("--stage_to_device stands beside --plan, which says where its stages are")
+    given = next((name for name, flag in TIMES.items() if flag.value is not None), None)
+    if COSTS.value is not None and given:
+        raise ValueError(f"--{given} stands beside --costs; expected one of the two")
+    if COSTS.value is None and MEMORY.value is not None:
+        raise ValueError("--memory_model stands without --costs, which tells what takes memory")
+
+
+def _judge_sheet() -> Judged:
+    placement, costs = _placement(), _unit() if COSTS.value is None else table.load(COSTS.value)
+    text = read_text(SCHEDULE.value)
+    try:
+        sheet = read_sheet(text)
+    except ValueError as error:
+        return Judged(SCHEDULE.value, None, Verdict(str(error)))
+    verdict, memory = judge(sheet, costs, placement), None
+    if isinstance(costs, Unit):
+        return Judged(SCHEDULE.value, sheet, verdict)
+    if verdict.valid:
+        # Only here, since it starts Numba, which takes as long as all the rest.
+        from jaxpipe.planning.judge_memory import peak_bytes
+
+        memory = peak_bytes(sheet, verdict, costs, MEMORY.value or "padded")
+    return Judged(SCHEDULE.value, sheet, verdict, costs.unit, memory)
+
+
+def _judge_plan() -> Judged:
+    costs, plan = table.load(COSTS.value), _load_plan(PLAN.value)
+    from jaxpipe.planning.judge_plan import judge_plan  # starts Numba
+
+    verdict, memory = judge_plan(plan, costs, MEMORY.value or "padded")
+    return Judged(PLAN.value, sheet_of(plan.schedule), verdict, costs.unit, memory, "as planned")
+
+
+def _load_plan(path: str) -> plans.Plan:
+    try:
+        return plans.load(path)
+    except OSError as error:
+        raise ValueError(f"cannot read {path}: {error.strerror}") from error
+    except RecursionError as error:
+        raise ValueError(f"{path} is nested too deeply; expected a plan as JSON") from error
+
+
+def _unit() -> Unit:
     """The times from the flags, those left out as in `Unit`."""
     given = {name: flag.value for name, flag in TIMES.items() if flag.value is not None}
-    if COSTS.value is not None and given:
-        stop(f"--{next(iter(given))} stands beside --costs; expected one of the two")
-    if COSTS.value is None and MEMORY.value is not None:
-        stop("--memory_model stands without --costs, which tells what takes memory")
     for name, value in given.items():
         if not 0 <= value <= table.LARGEST:
-            stop(f"--{name} is {value}; expected a number from 0 to {table.LARGEST:g}")
+            raise ValueError(f"--{name} is {value}; expected a number from 0 to {table.LARGEST:g}")
     return Unit(**given)
 
 
@@ -78,35 +165,41 @@ def _placement() -> tuple[int, ...] | None:
     if PLACEMENT.value is None:
         return None
     if not re.fullmatch(r"\d{1,9}(,\d{1,9})*", PLACEMENT.value, re.ASCII):
-        stop(f"--stage_to_device is {PLACEMENT.value!r}; expected the device of each stage, as in 0,1,1,0")
+        raise ValueError(
+            f"--stage_to_device is {PLACEMENT.value!r}; expected the device of each stage, as in 0,1,1,0"
+        )
     return tuple(map(int, PLACEMENT.value.split(",")))
 
 
-def _print_json(verdict: Verdict, memory: tuple[float, ...] | None) -> None:
+def _print_json(verdict: Verdict, valid: bool | None, memory: tuple[float, ...] | None) -> None:
+    """One object; what does not apply is null, or left out where it takes a cost table.
+
+    valid: None where nothing was judged.
+    """
     result = {
         "makespan": verdict.makespan,
         "bubble_fraction": verdict.bubble_fraction,
         "internal_bubble": verdict.internal_bubble,
         "busy": verdict.busy,
         "peak_inflight": verdict.peak_in_flight,
-        "valid": verdict.valid,
+        "valid": valid,
         "error": verdict.error,
     }
-    print(json.dumps(result | ({} if memory is None else {"peak_bytes": memory})))
+    with_costs = {} if memory is None else {"peak_bytes": memory, "stage_bounds": verdict.stage_bounds}
+    print(json.dumps(result | with_costs))
 
 
-def _print(sheet: Sheet, verdict: Verdict, costs: CostTable | Unit, memory: tuple[float, ...] | None) -> None:
+def _print(judged: Judged) -> None:
     from rich.console import Console
 
     from jaxpipe.reports.schedule_grid import schedule_grid, verdict_lines, verdict_table
 
-    console = Console()
+    console, (_, sheet, verdict, unit, memory, partition) = Console(), judged
     if not verdict.valid:
         if verdict.places:
             console.print(schedule_grid(sheet, verdict.places, console.width))
-        stop(f"{SCHEDULE.value}: {verdict.error}")
-    unit = costs.unit if isinstance(costs, CostTable) else "unit"
-    for line in verdict_lines(sheet, verdict, unit):
+        command_line.stop(f"{judged.file}: {verdict.error}")
+    for line in verdict_lines(sheet, verdict, unit, partition):
         console.out(line, highlight=False)
     console.print(verdict_table(verdict, unit, memory))
 

@@ -126,8 +126,10 @@ def _check_fields(where: str, data: dict, known: type) -> None:
 def _link(data: dict) -> Link:
     _check_fields("link", data, Link)
     numbers = {k: _number(f"link.{k}", v) for k, v in data.items() if (k, v) != ("bytes_per_unit", None)}
-    if numbers.get("bytes_per_unit") == 0:
-        raise ValueError("link.bytes_per_unit is 0; expected more, or null for no limit")
+    if (bandwidth := numbers.get("bytes_per_unit")) is not None and bandwidth < 1 / LARGEST:
+        raise ValueError(
+            f"link.bytes_per_unit is {bandwidth!r}; expected at least {1 / LARGEST:g}, or null for no limit"
+        )
     return Link(**numbers)
 
 

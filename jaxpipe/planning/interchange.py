@@ -110,6 +110,11 @@ def write_csv(schedule: Schedule) -> str:
     return "".join(",".join(map(str, row)) + "\n" for row in schedule)
 
 
+def sheet_of(schedule: Schedule) -> Sheet:
+    """The sheet that has the actions of a schedule and nothing else."""
+    return Sheet(tuple(tuple(Cell(i, str(a), (a,)) for i, a in enumerate(row, 1)) for row in schedule))
+
+
 def read_csv(text: str) -> Schedule:
     """The actions of a CSV text: pairs become two actions in order; what is no computation is left out.
 
@@ -139,22 +144,35 @@ def read_file(path: Path | str) -> Sheet:
     """What the CSV file `path` says.
 
     Raises:
-      ValueError: naming the file that cannot be read, is no text, is too large, or has a wrong cell.
+      ValueError: as `read_text`, or naming the file and a wrong cell.
+    """
+    text = read_text(path)
+    try:
+        return read_sheet(text)
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from error
+
+
+def read_text(path: Path | str) -> str:
+    """The text of a CSV file, for `read_sheet`.
+
+    Raises:
+      ValueError: naming the file that cannot be read, is no text, or is too large.
     """
     try:
         with open(path, "rb") as file:
             data = file.read(LARGEST_BYTES + 1)
         if len(data) > LARGEST_BYTES:
-            raise ValueError(f"larger than {LARGEST_BYTES >> 20} MiB; expected a schedule as CSV")
+            raise ValueError(f"{path}: larger than {LARGEST_BYTES >> 20} MiB; expected a schedule as CSV")
         if b"\0" in data:
-            raise ValueError(f"byte {data.index(0)} is 0, so this is no text; expected a schedule as CSV")
-        return read_sheet(data.decode("utf-8-sig"))
+            raise ValueError(
+                f"{path}: byte {data.index(0)} is 0, so this is no text; expected a schedule as CSV"
+            )
+        return data.decode("utf-8-sig")
     except OSError as error:
         raise ValueError(f"{path}: {error.strerror}; expected a schedule as CSV") from error
     except UnicodeDecodeError as error:
         raise ValueError(f"{path}: byte {error.start} is not UTF-8; expected a schedule as CSV") from error
-    except ValueError as error:
-        raise ValueError(f"{path}: {error}") from error
 
 
 def _cells(row: int, line: str) -> Iterator[Cell]:

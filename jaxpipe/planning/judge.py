@@ -47,6 +47,8 @@ class Verdict(NamedTuple):
       on several.
     busy, bubble_fraction, internal_bubble, peak_in_flight, events: as in `simulator.Simulation`; the
       events of a pair have one time.
+    stage_bounds: stage s of a chain holds the pieces stage_bounds[s]:stage_bounds[s + 1] of the cost table;
+      None also where there is no table.
     """
 
     error: str | None
@@ -61,6 +63,7 @@ class Verdict(NamedTuple):
     internal_bubble: tuple[float, ...] | None = None
     peak_in_flight: tuple[int, ...] | None = None
     events: tuple[tuple[Event, ...], ...] | None = None
+    stage_bounds: tuple[int, ...] | None = None
 
     @property
     def valid(self) -> bool:
@@ -94,13 +97,15 @@ def judge(
     shape = shape_of(sheet)
     if fault := missing_action(sheet, shape):
         return Verdict(*fault)
-    stages, link = _stages(costs, shape.length)
-    events, fault = _run(sheet, shape, stages, link)
+    table = _unit_table(costs, shape.length) if isinstance(costs, Unit) else costs
+    bounds = _spread(table, shape.length)
+    stages = costs_of_stages(table, bounds, ("none",) * len(table.pieces))
+    events, fault = _run(sheet, shape, stages, table.link)
     if not fault and rendezvous.has_messages(sheet):
         fault = rendezvous.wrong_message(sheet, shape) or rendezvous.deadlock(sheet)
     if fault:
         return Verdict(*fault)
-    return _verdict(shape, events)
+    return _verdict(shape, events)._replace(stage_bounds=bounds if table is costs else None)
 
 
 def _verdict(shape: Shape, events: tuple[tuple[Event, ...], ...]) -> Verdict:
@@ -142,17 +147,19 @@ def _peak_in_flight(row: Sequence[Event]) -> int:
     return peak
 
 
-def _stages(costs: CostTable | Unit, length: int) -> tuple[tuple[StageCost, ...], Link]:
-    """Costs of the stages of a chain, and of the messages between devices."""
-    if isinstance(costs, Unit):
-        pieces = tuple(PieceCost(f"stage {s}", "stage", costs.F, costs.I, costs.W) for s in range(length))
-        costs = CostTable("unit", pieces, Link(costs.comm))
+def _unit_table(costs: Unit, length: int) -> CostTable:
+    """A table with one piece for each stage of a chain."""
+    pieces = tuple(PieceCost(f"stage {s}", "stage", costs.F, costs.I, costs.W) for s in range(length))
+    return CostTable("unit", pieces, Link(costs.comm))
+
+
+def _spread(costs: CostTable, length: int) -> tuple[int, ...]:
+    """Bounds of the pieces on the stages of a chain."""
     if len(costs.pieces) < length:
         raise ValueError(
             f"the cost table has {len(costs.pieces)} pieces for {length} stages; expected at least as many"
         )
-    bounds = balanced([piece.total for piece in costs.pieces], length)
-    return costs_of_stages(costs, bounds, ("none",) * len(costs.pieces)), costs.link
+    return balanced([piece.total for piece in costs.pieces], length)
 
 
 _Value = tuple[bool, int, int]

@@ -9,7 +9,6 @@ from jaxpipe.planning.engine import encode
 from jaxpipe.planning.interchange import Sheet
 from jaxpipe.planning.judge import Verdict
 from jaxpipe.planning.memory import MEMORY_MODELS, memory_timelines, padded_bytes
-from jaxpipe.planning.partition import balanced
 from jaxpipe.planning.plan import Plan
 from jaxpipe.planning.stages import stage_costs
 
@@ -17,6 +16,7 @@ from jaxpipe.planning.stages import stage_costs
 def peak_bytes(sheet: Sheet, verdict: Verdict, costs: CostTable, memory_model: str) -> tuple[float, ...]:
     """The most bytes that each device holds at once, by one of `memory.MEMORY_MODELS`.
 
+    verdict: what `judge` said of the sheet with these costs.
     Every chain of a bidirectional pipeline holds the parameters of the whole model.
 
     Raises:
@@ -42,14 +42,13 @@ def peak_bytes(sheet: Sheet, verdict: Verdict, costs: CostTable, memory_model: s
 def _unrolled(sheet: Sheet, verdict: Verdict, costs: CostTable) -> tuple[Plan, CostTable]:
     """A plan whose line of pieces is that of all chains one after the other, and its cost table."""
     chains, count = verdict.chains, len(costs.pieces)
-    bounds = balanced([piece.total for piece in costs.pieces], len(verdict.stage_to_device) // chains)
     pieces = [replace(p, name=f"{p.name}, copy {c}") for c in range(chains) for p in costs.pieces]
     plan = Plan(
         name="judged",
         devices=len(sheet.rows),
         microbatches=verdict.microbatches,
         pieces=tuple(piece.name for piece in pieces),
-        stage_bounds=(0, *(c * count + bound for c in range(chains) for bound in bounds[1:])),
+        stage_bounds=(0, *(c * count + bound for c in range(chains) for bound in verdict.stage_bounds[1:])),
         stage_to_device=verdict.stage_to_device,
         recompute=("none",) * len(pieces),
         schedule=sheet.schedule,

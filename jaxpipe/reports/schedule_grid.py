@@ -1,6 +1,7 @@
 """A schedule as it stands in its file, with wrong actions marked, for the terminal."""
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 from rich import box
 from rich.table import Table
@@ -47,8 +48,11 @@ def schedule_grid(sheet: Sheet, places: Sequence[Place], width: int) -> Text:
     return grid
 
 
-def verdict_lines(sheet: Sheet, verdict: Verdict, unit: str) -> list[str]:
-    """What a valid schedule is and comes to, and what was left out of it."""
+def verdict_lines(sheet: Sheet, verdict: Verdict, unit: str, partition: str = "balanced") -> list[str]:
+    """What a valid schedule is and comes to, and what was left out of it.
+
+    partition: how pieces came to their stages, in a word or two.
+    """
     stages = len(verdict.stage_to_device)
     lines = [
         f"valid: {len(sheet.rows)} devices, {stages} stages, {verdict.microbatches} micro-batches",
@@ -57,6 +61,10 @@ def verdict_lines(sheet: Sheet, verdict: Verdict, unit: str) -> list[str]:
     if verdict.chains > 1:
         half = stages // verdict.chains
         lines.append(f"{verdict.chains} chains of {half} stages, each with micro-batches of its own")
+    if verdict.stage_bounds:
+        parts = [str(a) if a + 1 == b else f"{a}-{b - 1}" for a, b in pairwise(verdict.stage_bounds)]
+        pieces, of_each = verdict.stage_bounds[-1], " of each chain" if verdict.chains > 1 else ""
+        lines.append(f"{pieces} pieces on {len(parts)} stages{of_each}, {partition}: {', '.join(parts)}")
     if verdict.floating:
         lines.append(f"on several devices: stages {' '.join(map(str, verdict.floating))}")
     if sheet.older:

@@ -9,6 +9,9 @@ import pytest
 
 from jaxpipe.costs import table
 from jaxpipe.costs.table import CostTable, Link, PieceCost
+from jaxpipe.planning import plan as plans
+from jaxpipe.planning.named import named_plan
+from jaxpipe.planning.simulator import simulate
 
 ROOT = Path(__file__).parents[2]
 DATA = ROOT / "tests" / "data"
@@ -70,7 +73,100 @@ def test_a_cost_table(tmp_path):
     assert padded["peak_bytes"] == [2 * 100 + 300 + 2 * 8 + 1] * 2
     text = run(*arguments).stdout
     assert "makespan 26.0 ms, bubble" in text
+    assert "\n4 pieces on 2 stages, balanced: 0-1, 2-3\n" in text
+    assert ideal["stage_bounds"] == padded["stage_bounds"] == [0, 2, 4]
     assert text.count("517 B") == 2
+
+
+def test_a_wrong_cost_table_says_nothing_about_the_schedule(tmp_path):
+    path = tmp_path / "costs.json"
+    table.save(CostTable("ms", (PieceCost("p", "k", 1, 1, 1),)), path)
+    (tmp_path / "a.csv").write_text("0F0,0B0\n1F0,1B0\n")
+    result = run(f"--schedule={tmp_path / 'a.csv'}", f"--costs={path}", "--json")
+    assert (result.returncode, result.stderr) == (2, "")
+    verdict = json.loads(result.stdout)
+    assert verdict["valid"] is None
+    assert verdict["error"] == "the cost table has 1 pieces for 2 stages; expected at least as many"
+
+
+def test_a_plan(tmp_path):
+    """Attention floats: its stages have micro-batches on both devices."""
+    kinds = ["pre", "attention_core", "post", "pre", "attention_core", "post"]
+    pieces = [PieceCost(f"{i}", kind, 1, 1, 1, stash_bytes=8) for i, kind in enumerate(kinds)]
+    costs = CostTable("ms", tuple(pieces))
+    table.save(costs, tmp_path / "costs.json")
+    plan = named_plan("helix_naive", costs, 2, 4)
+    plans.save(plan, tmp_path / "plan.json")
+    arguments = (f"--plan={tmp_path / 'plan.json'}", f"--costs={tmp_path / 'costs.json'}")
+    result = run(*arguments, "--memory_model=ideal", "--json")
+    assert (result.returncode, result.stderr) == (0, "")
+    expected = simulate(plan, costs)
+    assert json.loads(result.stdout) == {
+        "makespan": expected.makespan,
+        "bubble_fraction": expected.bubble_fraction,
+        "internal_bubble": list(expected.internal_bubble),
+        "busy": list(expected.busy),
+        "peak_inflight": list(expected.peak_in_flight),
+        "valid": True,
+        "error": None,
+        "peak_bytes": list(expected.peak_bytes),
+        "stage_bounds": [0, 1, 2, 4, 5, 6],
+    }
+    text = run(*arguments).stdout
+    assert text.startswith("valid: 2 devices, 5 stages, 4 micro-batches\nmakespan ")
+    assert "6 pieces on 5 stages, as planned: 0, 1, 2-3, 4, 5\non several devices: stages 1 3\n" in text
+
+
+@pytest.mark.parametrize(
+    ("change", "code", "message"),
+    [
+        ({"format": "jaxpipe-plan/2"}, 2, "field 'format' is 'jaxpipe-plan/2'; expected 'jaxpipe-plan/1'"),
+        ({"pieces": ["p", "x"]}, 2, "differ: piece 1 is 'q' in the table and 'x' in the plan"),
+        ({"schedule": ["0F0 0B0", "1B0 1F0"]}, 1, "action 1B0 on device 1 stands before 1F0"),
+        ({"schedule": ["0B0 0F0 1F0 1B0", ""]}, 1, "action 0B0 on device 0 stands before 0F0"),
+        ({"schedule": ["0F0 0B0 1F0 1B0", ""]}, 1, "action 1F0 stands on device 0; stage 1 is on device 1"),
+        (
+            {"stage_to_device": [0, 0], "schedule": ["0F0 0B0 1F0 1B0", ""]},
+            1,
+            "deadlocks: device 0 stops at 0B0",
+        ),
+        ({"stage_bounds": []}, 1, "stage_bounds [] must start at 0 and end at 2, the number of pieces"),
+    ],
+)
+def test_a_wrong_plan_is_one_line(tmp_path, change, code, message):
+    costs = CostTable("ms", (PieceCost("p", "k", 1, 1, 1), PieceCost("q", "k", 1, 1, 1)))
+    table.save(costs, tmp_path / "costs.json")
+    plan = plans.to_json(named_plan("1f1b", costs, 2, 1))
+    (tmp_path / "plan.json").write_text(json.dumps(plan | change))
+    arguments = (f"--plan={tmp_path / 'plan.json'}", f"--costs={tmp_path / 'costs.json'}")
+    result = run(*arguments)
+    assert (result.returncode, result.stdout) == (code, "")
+    assert message in result.stderr
+    assert result.stderr.count("\n") == 1
+    as_json = run(*arguments, "--json")
+    assert (as_json.returncode, as_json.stderr) == (code, "")
+    assert json.loads(as_json.stdout)["valid"] is {1: False, 2: None}[code]
+    assert message in json.loads(as_json.stdout)["error"]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (None, "cannot read {}: No such file or directory"),
+        ("[" * 100_000, "{} is nested too deeply; expected a plan as JSON"),
+        ("{", "{}: Expecting property name"),
+        ("[]", "{}: a plan must be a JSON object, not list"),
+    ],
+)
+def test_a_file_that_is_no_plan(tmp_path, text, message):
+    path = tmp_path / "plan.json"
+    if text is not None:
+        path.write_text(text)
+    table.save(CostTable("ms", (PieceCost("p", "k", 1, 1, 1),)), tmp_path / "costs.json")
+    result = run(f"--plan={path}", f"--costs={tmp_path / 'costs.json'}")
+    assert (result.returncode, result.stdout) == (2, "")
+    assert result.stderr.startswith(f"simulate: {message.format(path)}")
+    assert result.stderr.count("\n") == 1
 
 
 def test_the_words_for_people():
@@ -114,15 +210,29 @@ def test_a_wrong_schedule_is_shown_and_explained(wrong):
         ),
         ([ZB1P, "--stage_to_device=0,x"], "--stage_to_device is '0,x'; expected the device of each stage"),
         ([ZB1P, "--stage_to_device=0,1,0,2"], "stage 3 is placed on device 2; the schedule has rows for"),
+        ([ZB1P, "--plan=x", "--costs=x"], "--plan stands beside --schedule; expected one of the two"),
+        (["--plan=x"], "--plan stands without --costs, the cost table that it was made for"),
+        (["--plan=x", "--costs=x", "--stage_to_device=0"], "--stage_to_device stands beside --plan"),
+        (["--plan=x", "--costs=x", "--F=1"], "--F stands beside --costs"),
+        (
+            ["--schedule=a/plan.json"],
+            "--schedule is 'a/plan.json'; expected a CSV file, or for a plan --plan=a/",
+        ),
         ([ZB1P, "--json=3"], "--json is '3'; expected true or false"),
     ],
 )
 def test_a_mistake_is_one_line(arguments, message):
     result = run(*arguments)
-    assert result.returncode == 1
+    assert result.returncode == 2
     assert result.stdout == ""
     assert result.stderr.startswith(f"simulate: {message}")
     assert result.stderr.count("\n") == 1
+    if "--json=3" not in arguments:
+        as_json = run("--json", *arguments)
+        assert (as_json.returncode, as_json.stderr) == (2, "")
+        verdict = json.loads(as_json.stdout)
+        assert (verdict.pop("valid"), verdict.pop("error")) == (None, result.stderr[len("simulate: ") : -1])
+        assert set(verdict.values()) == {None}
 
 
 def test_a_schedule_without_actions(tmp_path):
@@ -138,8 +248,8 @@ def test_a_malformed_file_as_json(tmp_path):
     result = run(f"--schedule={path}", "--json")
     assert (result.returncode, result.stderr) == (1, "")
     verdict = json.loads(result.stdout)
-    assert not verdict["valid"]
-    assert verdict["error"].startswith(f"{path}: line 1 (device 0), column 2: 'oops' is not an action")
+    assert verdict["valid"] is False
+    assert verdict["error"].startswith("line 1 (device 0), column 2: 'oops' is not an action")
 
 
 def test_starting_imports_neither_jax_nor_numba():

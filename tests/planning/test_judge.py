@@ -190,7 +190,7 @@ def test_a_stage_may_run_on_several_devices():
     assert fixed.error == "device 0, column 3: 1F1 is wrong: it stands on device 0, its stage on 1"
     costs = CostTable("unit", (PieceCost("a", "k", 1, 1, 1), PieceCost("b", "k", 1, 1, 1, param_bytes=1)))
     with pytest.raises(ValueError, match="stage 1 runs on several devices and has parameters"):
-        peak_bytes(sheet, verdict, costs, "ideal")
+        peak_bytes(sheet, judge(sheet, costs), costs, "ideal")
 
 
 @pytest.mark.parametrize(
