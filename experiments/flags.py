@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 CONFIG_EXAMPLE = "experiments/configs/llama_tiny.py"
 PARSERS = {
-    int: (flags.IntegerParser(), "int"),
+    int: (flags.IntegerParser(), "a whole number"),
     float: (flags.FloatParser(), "a number"),
     bool: (flags.BooleanParser(), "true or false"),
     tuple: (TupleParser(), "a tuple such as \"('a', 'b')\""),

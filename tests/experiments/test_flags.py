@@ -37,7 +37,7 @@ def test_overrides_on_the_command_line():
 def test_a_mistake_leaves_neither_traceback_nor_usage():
     result = run(LLAMA, "--config.train.steps=many")
     assert result.returncode == 1
-    assert result.stderr.splitlines()[-1] == "-c: field 'train.steps' is 'many'; expected int"
+    assert result.stderr.splitlines()[-1] == "-c: field 'train.steps' is 'many'; expected a whole number"
     assert "Traceback" not in result.stderr
     assert "FATAL" not in result.stderr
 
@@ -73,14 +73,14 @@ def test_a_wrong_flag_of_the_program_is_one_line(arguments, message):
         (["--config=nowhere.py"], "--config is 'nowhere.py', which is no file"),
         (["--workdir=runs/x"], "--config is missing; expected a file such as"),
         (["--config"], "--config is missing; expected a file such as"),
-        ([LLAMA, "--config.train.steps=abc"], "field 'train.steps' is 'abc'; expected int"),
-        ([LLAMA, "--config.train.steps", "1.5"], "field 'train.steps' is '1.5'; expected int"),
-        ([LLAMA, "--config.train.steps"], "field 'train.steps' has no value; expected int"),
-        ([LLAMA, "--config.train.steps", "--workdir=x"], "field 'train.steps' has no value; expected int"),
-        ([LLAMA, "--noconfig.seed"], "field 'seed' is set by --noconfig.seed; expected --config.seed=int"),
+        ([LLAMA, "--config.train.steps=abc"], "field 'train.steps' is 'abc'; expected a whole number"),
+        ([LLAMA, "--config.train.steps", "1.5"], "field 'train.steps' is '1.5'; expected a whole number"),
+        ([LLAMA, "--config.train.steps"], "field 'train.steps' has no value; expected a whole number"),
+        ([LLAMA, "--config.train.steps", "--workdir=x"], "field 'train.steps' has no value; expected a whole number"),
+        ([LLAMA, "--noconfig.seed"], "field 'seed' is set by --noconfig.seed; expected --config.seed=a whole number"),
         ([LLAMA, "--config.model.tied=x"], "field 'model.tied' is 'x'; expected true or false"),
         ([LLAMA, "--config.optimizer.b1=x"], "field 'optimizer.b1' is 'x'; expected a number"),
-        ([LLAMA, "--config.model.window=x"], "field 'model.window' is 'x'; expected int"),
+        ([LLAMA, "--config.model.window=x"], "field 'model.window' is 'x'; expected a whole number"),
         ([LLAMA, "--config.data.suffixes=(1,"], "field 'data.suffixes' is '(1,'; expected a tuple"),
         (
             [LLAMA, "--config.mesh=3"],

@@ -157,7 +157,7 @@ def test_the_workdir_of_another_configuration(folder, tmp_path):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"train": {"steps": "many"}}, r"field 'train.steps' is 'many' \(str\); expected int"),
+        ({"train": {"steps": "many"}}, r"field 'train.steps' is 'many' \(str\); expected a whole number"),
         ({"data": {"sequence_length": 0}}, "field 'data.sequence_length' is 0; expected at least 1"),
         ({"batch": {"global_batch": 9}}, "field 'batch.global_batch' is 9; expected a multiple of 4"),
         (
@@ -196,7 +196,7 @@ def test_an_unknown_letter_in_a_pattern(folder):
     [
         ({}, r"data.corpus '.*' has no files ending in .py, .txt, .md; see data.suffixes"),
         ({"a.pdf": "words"}, "has no files ending in .py, .txt, .md"),
-        ({"a.txt": ""}, "has 0 training bytes in 0 files; expected at least 17"),
+        ({"a.txt": ""}, r"data.corpus '.*' has 1 files, all of them empty; expected text"),
         ({"a.txt": "x" * 50}, "has 10 held-out bytes in 1 files; expected at least 17"),
     ],
 )
