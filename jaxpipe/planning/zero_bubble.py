@@ -65,13 +65,16 @@ KEPT = 12
 
 
 def works(stages: Sequence[StageCost], stage_to_device: Sequence[int], link: Link) -> tuple[Work, ...]:
-    """The work of stages, with memory in bytes; what a stage stashes it holds until W has run."""
+    """The work of stages, with memory in bytes.
+
+    A stage some of whose pieces leave W more than they stash, and others less, holds more while I runs
+    (`StageCost.made_bytes`) than `Work` can say.
+    """
     found = []
     for stage, (cost, device) in enumerate(zip(stages, stage_to_device)):
         away = stage + 1 < len(stages) and stage_to_device[stage + 1] != device
         message = link.time(cost.output_bytes) if away else 0.0
-        kept = cost.stash_bytes + cost.grad_stash_bytes
-        found.append(Work(cost.F, cost.I, cost.W, message, cost.stash_bytes, kept))
+        found.append(Work(cost.F, cost.I, cost.W, message, cost.stash_bytes, cost.grad_stash_bytes))
     return tuple(found)
 
 
