@@ -129,7 +129,7 @@ def analytic_costs(model: Model, codes: Codes, chip_name: str, compute_bytes: in
     if chip_name not in CHIPS:
         raise ValueError(f"unknown chip {chip_name!r}; expected one of {', '.join(CHIPS)}")
     chip = CHIPS[chip_name]
-    stashed, crossing = _stashed_bytes(model, codes), _crossing_bytes(model, codes)
+    held, crossing = _held_bytes(model, codes), _crossing_bytes(model, codes)
     pieces = []
     for i, piece in enumerate(model.pieces):
         code = codes[piece.kind, "none"]
@@ -142,8 +142,8 @@ def analytic_costs(model: Model, codes: Codes, chip_name: str, compute_bytes: in
                 I=times["I"],
                 W=times.get("W", 0.0),
                 param_bytes=sum(MASTER_BYTES * _size(t) for t in code.group("param").values()),
-                stash_bytes=stashed[i],
-                grad_stash_bytes=sum(map(_bytes, code.group("stash").values())),
+                stash_bytes=held[i][0],
+                grad_stash_bytes=held[i][1],
                 output_bytes=crossing[i],
             )
         )
@@ -153,20 +153,43 @@ def analytic_costs(model: Model, codes: Codes, chip_name: str, compute_bytes: in
     )
 
 
-def _stashed_bytes(model: Model, codes: Codes) -> list[int]:
-    """Bytes that each piece keeps from F to its backward; a value that several keep counts once."""
-    result, counted = [], set()
-    for i, (piece, wiring) in enumerate(zip(model.pieces, producers(model.pieces))):
-        code = codes[piece.kind, "none"]
-        kept = [(wiring[n], n, "read") for n in code.phases["B"].names("read")]
-        kept += [(i, n, "write") for n in code.phases["B"].names("write")]
-        total = sum(map(_bytes, code.group("residual").values()))
-        for producer, name, tag in kept:
-            if (producer, name) not in counted:
-                counted.add((producer, name))
-                total += _bytes(code.types[tag, name])
-        result.append(total)
+def _held_bytes(model: Model, codes: Codes) -> list[tuple[int, int]]:
+    """Bytes that each piece holds from F to I, and from I to W, as the executor holds them.
+
+    From I to W these are the registers that W reads: values of the forward, cotangents of what the piece
+    writes, what I made for it, and the residuals, which share a register, so all of them or none.
+
+    A value that several pieces hold counts once: for the first whose W reads it, since that one holds it
+    longest, or for the first of all where none does.
+    """
+    pieces = [(codes[p.kind, "none"], w) for p, w in zip(model.pieces, producers(model.pieces))]
+    values = [{phase: _values_read(i, *piece, phase) for phase in "BW"} for i, piece in enumerate(pieces)]
+    owner: dict[tuple[int, str], int] = {}
+    for phase in "WB":
+        for i, found in enumerate(values):
+            for value in found[phase]:
+                owner.setdefault(value, i)
+    result = []
+    for i, (code, _) in enumerate(pieces):
+        stash, left = (
+            sum(size for value, size in values[i][phase].items() if owner[value] == i) for phase in "BW"
+        )
+        residuals = sum(map(_bytes, code.group("residual").values()))
+        if late := code.phases.get("W"):
+            left += sum(map(_bytes, code.group("stash").values()))
+            left += sum(_bytes(code.types["ct_write", n]) for n in late.names("ct_write"))
+            left += residuals if late.names("residual") else 0
+        result.append((stash + residuals, left))
     return result
+
+
+def _values_read(i: int, code: PieceCode, wiring: dict[str, int], phase: str) -> dict[tuple[int, str], int]:
+    """(writer, name) -> bytes of each value of the forward that a phase of piece i reads."""
+    if phase not in code.phases:
+        return {}
+    read, written = (code.phases[phase].names(tag) for tag in ("read", "write"))
+    found = {(wiring[n], n): _bytes(code.types["read", n]) for n in read}
+    return found | {(i, n): _bytes(code.types["write", n]) for n in written}
 
 
 def _crossing_bytes(model: Model, codes: Codes) -> list[int]:

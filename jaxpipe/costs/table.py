@@ -17,8 +17,10 @@ class PieceCost:
 
     F, I, W: time of forward, input gradient and weight gradient, in the table's unit.
     param_bytes: bytes of its master parameters.
-    stash_bytes: bytes held from F until the backward has used them.
-    grad_stash_bytes: bytes held from I until W when the two run apart.
+    stash_bytes: bytes held from the start of F to the end of I, or of B.
+    grad_stash_bytes: all bytes held from the start of I to the end of W where the two run apart. Less than
+        `stash_bytes` where I frees part of the stash, more where it makes something for W. By default all of
+        `stash_bytes` if W takes time, else 0.
     output_bytes: bytes that must travel when the next piece is on another device.
     """
 
@@ -29,8 +31,12 @@ class PieceCost:
     W: float
     param_bytes: int = 0
     stash_bytes: int = 0
-    grad_stash_bytes: int = 0
+    grad_stash_bytes: int | None = None
     output_bytes: int = 0
+
+    def __post_init__(self):
+        if self.grad_stash_bytes is None:
+            object.__setattr__(self, "grad_stash_bytes", self.stash_bytes if self.W > 0 else 0)
 
     @property
     def total(self) -> float:

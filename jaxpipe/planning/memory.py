@@ -5,13 +5,14 @@ allocates: every device has the same parameter slots and registers, as many as t
 """
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 
 from jaxpipe.costs.table import CostTable
 from jaxpipe.planning.engine import Rows
-from jaxpipe.planning.plan import PHASES, Plan
-from jaxpipe.planning.stages import StageCost, input_bytes
+from jaxpipe.planning.plan import Plan
+from jaxpipe.planning.stages import StageCost, held_bytes
 
 MEMORY_MODELS = ("ideal", "padded")
 """Models of memory, by name."""
@@ -19,28 +20,24 @@ MEMORY_MODELS = ("ideal", "padded")
 Timeline = tuple[tuple[float, float], ...]
 """Steps (time, bytes)."""
 
-_F, _I, _W, _B = range(len(PHASES))
-
 
 def memory_timelines(
     plan: Plan, stages: Sequence[StageCost], rows: Rows, start: np.ndarray, end: np.ndarray
 ) -> tuple[Timeline, ...]:
     """For each device the steps (time, bytes) at which the bytes it uses change, from time 0 on.
 
-    A device uses the state of its stages all the time, the stash of a (stage, micro-batch) from the
-    start of F to the end of B (or W), and what I leaves for W from the start of I to the end of W.
-    Steps follow the order of the actions, so a stash freed by one action is gone before the next
-    begins, and several steps may share a time.
+    A device uses the state of its stages all the time, the stash of a (stage, micro-batch) from the start
+    of F to the end of B or I, but what of it W needs to the end of W, and what I makes for W from the start
+    of I to the end of W (see `StageCost`). Steps follow the order of the actions, so what one action frees
+    is gone before the next begins, and several steps may share a time.
 
     start, end: of every action of `rows`.
     """
     static = [0.0] * plan.devices
     for stage, device in enumerate(plan.stage_to_device):
         static[device] += stages[stage].state_bytes
-    stash, gradient = (
-        np.array([getattr(cost, name) for cost in stages]) for name in ("stash_bytes", "grad_stash_bytes")
-    )
-    taken, freed = _changes(rows, stash, gradient)
+    held = [(cost.stash_bytes, cost.grad_stash_bytes, cost.made_bytes) for cost in stages]
+    taken, freed = _changes(rows, *np.array(held).T)
     changes = np.stack([taken, -freed], axis=1)
     times = np.stack([start, end], axis=1)
     timelines = []
@@ -56,7 +53,7 @@ def memory_timelines(
 def peaks_in_flight(rows: Rows) -> tuple[int, ...]:
     """For each device the most (stage, micro-batch) pairs between the start of F and the end of B or W."""
     each = np.ones(1 + rows.stage.max(initial=0), np.int64)
-    return tuple(_peaks(rows, *_changes(rows, each, 0 * each)).tolist())
+    return tuple(_peaks(rows, *_changes(rows, each, each, 0 * each)).tolist())
 
 
 def padded_bytes(plan: Plan, costs: CostTable, rows: Rows) -> float:
@@ -65,55 +62,64 @@ def padded_bytes(plan: Plan, costs: CostTable, rows: Rows) -> float:
     Parameters: each device has as many slots of a kind of piece as the device with most pieces of it,
     and a slot has the bytes of the kind's largest piece, times the table's `state_factor`.
 
-    Registers: each device has as many of a class as are ever alive at once on any device. The stash
-    of the pieces of one kind is a class, and so is what their I leaves for W, by recompute policy;
-    a register has the bytes of the class's largest piece. Inputs that pieces with recompute "full"
-    stash are messages: those of equal bytes are one class, whatever the kind.
+    Registers: each device has as many of a class as are ever alive at once on any device. The pieces of one
+    kind and recompute policy have three classes: what W needs of the stash, what it does not need, and what
+    I makes for W; a register has the bytes of the class's largest piece. Inputs that pieces with recompute
+    "full" stash are messages: those of equal bytes are one class, whatever the kind and whether W needs them.
 
     The executor (program/registers.py, runtime/memory.py) also rounds numbers of registers up to
     buckets, and has registers for messages, buffers for those on their way, and workspace; these
     are left out.
     """
     state: dict[str, list[float]] = {}  # kind -> bytes of each of its pieces
-    stash: dict[tuple, list[tuple[int, float]]] = {}  # class -> (stage, bytes) of each piece
-    gradient: dict[tuple, list[tuple[int, float]]] = {}
     slots: dict[str, np.ndarray] = {}
+    registers: dict[tuple, _Registers] = {}
     for stage, device in enumerate(plan.stage_to_device):
         for i in plan.stage_pieces(stage):
-            piece, policy = costs.pieces[i], plan.recompute[i]
-            state.setdefault(piece.kind, []).append(piece.param_bytes)
-            slots.setdefault(piece.kind, np.zeros(plan.devices, np.int64))[device] += 1
-            if policy == "full":
-                size = input_bytes(costs, i)
-                stash.setdefault(("input", size), []).append((stage, size))
-            else:
-                stash.setdefault((piece.kind, policy), []).append((stage, piece.stash_bytes))
-            gradient.setdefault((piece.kind, policy), []).append((stage, piece.grad_stash_bytes))
+            kind, policy = costs.pieces[i].kind, plan.recompute[i]
+            state.setdefault(kind, []).append(costs.pieces[i].param_bytes)
+            slots.setdefault(kind, np.zeros(plan.devices, np.int64))[device] += 1
+            stash, gradient = held_bytes(costs, i, policy)
+            kept = min(stash, gradient)
+            for life, size in (_KEPT, kept), (_FREED, stash - kept), (_MADE, gradient - kept):
+                message = policy == "full" and life != _MADE
+                key = ("input", size) if message else (kind, policy, life)
+                found = registers.setdefault(key, _Registers(np.zeros((3, plan.stages), np.int64), []))
+                found.number_3S[:, stage] += life
+                found.sizes.append(size)
     total = costs.state_factor * sum(slots[kind].max() * max(sizes) for kind, sizes in state.items())
-    none = np.zeros(plan.stages, np.int64)
-    for classes, between in ((stash, False), (gradient, True)):
-        for members in classes.values():
-            size = max(size for _, size in members)
-            if not size:
-                continue
-            number = np.bincount([stage for stage, _ in members], minlength=plan.stages)
-            changes = _changes(rows, none, number) if between else _changes(rows, number, none)
-            total += size * _peaks(rows, *changes).max()
+    for number_3S, sizes in registers.values():
+        if size := max(sizes):
+            total += size * _peaks(rows, *_changes(rows, *number_3S)).max()
     return float(total)
 
 
-def _changes(rows: Rows, stash: np.ndarray, gradient: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """What every action takes at its start and frees at its end, from both stashes of each stage."""
-    none = 0 * stash
-    taken = np.stack([stash, gradient, none, none], axis=1)
-    freed = np.stack([none, none, stash + gradient, stash], axis=1)
+class _Registers(NamedTuple):
+    """One class. number_3S: of each stage, as the arguments of `_changes`. sizes: bytes of its members."""
+
+    number_3S: np.ndarray
+    sizes: list[float]
+
+
+_KEPT, _FREED, _MADE = (1, 1, 0), (1, 0, 0), (0, 1, 1)
+"""Part of (stash, what W needs, what of that I makes): of the stash what W needs; the rest; what I makes."""
+
+
+def _changes(
+    rows: Rows, stash: np.ndarray, gradient: np.ndarray, made: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """What every action takes at its start and frees at its end, from what each stage holds (`StageCost`)."""
+    none = 0 * stash  # columns in the order of plan.PHASES: F, I, W, B
+    taken = np.stack([stash, made, none, none], axis=1)
+    freed = np.stack([none, stash + made - gradient, gradient, stash], axis=1)
     return taken[rows.stage, rows.phase], freed[rows.stage, rows.phase]
 
 
 def _peaks(rows: Rows, taken: np.ndarray, freed: np.ndarray) -> np.ndarray:
-    """For each device the most that it ever holds; an action takes or frees, so this is after one of them."""
+    """For each device the most that it ever holds: I takes at its start before it frees at its end."""
     peaks = np.zeros(len(rows.first) - 1, taken.dtype)
+    changes = np.stack([taken, -freed], axis=1)
     for device in range(len(peaks)):
         own = slice(rows.first[device], rows.first[device + 1])
-        peaks[device] = np.cumsum(taken[own] - freed[own]).max(initial=0)
+        peaks[device] = np.cumsum(changes[own]).max(initial=0)
     return peaks

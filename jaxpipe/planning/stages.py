@@ -18,8 +18,10 @@ class StageCost(NamedTuple):
       recompute "full" run their forward again in I, or in B.
     output_bytes: bytes that travel to the next stage, and back as their gradient.
     state_bytes: resident bytes of parameters, gradients and optimizer state.
-    stash_bytes: bytes held from the start of F to the end of B, or of W.
-    grad_stash_bytes: further bytes held from the start of I to the end of W.
+    stash_bytes: bytes held from the start of F to the end of I, or of B.
+    grad_stash_bytes: all bytes held from the start of I to the end of W, where the two run apart.
+    made_bytes: those of `grad_stash_bytes` that I makes. They are held beside all of `stash_bytes` while I
+      runs. The others are part of the stash that I does not free: held from the start of F to the end of W.
     """
 
     F: float
@@ -30,6 +32,7 @@ class StageCost(NamedTuple):
     state_bytes: float
     stash_bytes: float
     grad_stash_bytes: float
+    made_bytes: float
 
 
 def stage_costs(plan: Plan, costs: CostTable) -> tuple[StageCost, ...]:
@@ -53,7 +56,8 @@ def costs_of_stages(
 
     A piece with recompute "full" stashes only its input, the output of the piece before it (the
     first piece reads the batch and stashes nothing). What an action needs only while it runs, the
-    residuals that a recomputed piece makes again among it, is workspace and not counted.
+    residuals that a recomputed piece makes again among it, is workspace and not counted. But those that its W
+    needs I leaves to it: after I it holds as much as if it were not recomputed.
     """
     return tuple(_stage_cost(costs, range(*run), recompute) for run in pairwise(bounds))
 
@@ -61,7 +65,7 @@ def costs_of_stages(
 def _stage_cost(costs: CostTable, indices: range, recompute: Sequence[str]) -> StageCost:
     pieces = [costs.pieces[i] for i in indices]
     full = [recompute[i] == "full" for i in indices]
-    inputs = [input_bytes(costs, i) for i in indices]
+    held = [held_bytes(costs, i, recompute[i]) for i in indices]
     forward = sum(p.F for p in pieces)
     gradient = sum(p.I + p.F * again for p, again in zip(pieces, full))
     weight = sum(p.W for p in pieces)
@@ -72,9 +76,17 @@ def _stage_cost(costs: CostTable, indices: range, recompute: Sequence[str]) -> S
         B=gradient + weight,
         output_bytes=pieces[-1].output_bytes,
         state_bytes=costs.state_factor * sum(p.param_bytes for p in pieces),
-        stash_bytes=sum(size if again else p.stash_bytes for p, again, size in zip(pieces, full, inputs)),
-        grad_stash_bytes=sum(p.grad_stash_bytes for p in pieces),
+        stash_bytes=sum(stash for stash, _ in held),
+        grad_stash_bytes=sum(gradient for _, gradient in held),
+        # What one piece frees is no room for another's: both are there while I runs.
+        made_bytes=sum(max(0, gradient - stash) for stash, gradient in held),
     )
+
+
+def held_bytes(costs: CostTable, piece: int, policy: str) -> tuple[float, float]:
+    """Bytes that the piece of a number holds from F to I, and from I to W, under a recompute policy."""
+    cost = costs.pieces[piece]
+    return input_bytes(costs, piece) if policy == "full" else cost.stash_bytes, cost.grad_stash_bytes
 
 
 def input_bytes(costs: CostTable, piece: int) -> int:

@@ -11,6 +11,10 @@ from jaxpipe.costs.analytic import analytic_costs, count_operations
 from jaxpipe.models import llama, nemotron_h
 from jaxpipe.models.code import abstract_mesh, trace_model
 from jaxpipe.models.piece import Model, Piece, param_shapes
+from jaxpipe.planning.interchange import read_csv
+from jaxpipe.planning.plan import Plan
+from jaxpipe.program.instructions import expand, token_class
+from jaxpipe.runtime.specs import piece_specs, register_types
 
 B, S = 2, 16
 T = B * S
@@ -181,13 +185,51 @@ def test_bytes_kept_for_the_backward():
     # x, the mean square of the norm, and both inputs of the activation.
     assert found["layer_00/mlp"] == x + column + 2 * 2 * T * M
     assert found["layer_00/pre"] == x + column
-    # q, k, v, o and for each of 4 heads the largest score and the sum of the softmax.
-    assert found["layer_00/attention"] == q + 2 * k + q + 2 * 4 * column
-    # o, which the core keeps too, was counted there.
-    assert found["layer_00/post"] == 0
+    # q, k, v and for each of 4 heads the largest score and the sum of the softmax.
+    assert found["layer_00/attention"] == q + 2 * k + 2 * 4 * column
+    # o, which the core keeps too, counts here, since this piece has a W that keeps it longer.
+    assert found["layer_00/post"] == q
     assert found["embed"] == 0
     assert found["head"] == x
-    assert costs()["layer_00/post"].grad_stash_bytes == 0
+
+
+def test_bytes_kept_for_the_weight_gradient():
+    x, q, k, column = 2 * T * H, 2 * T * ND, 2 * T * KD, 4 * T
+    found = {name: piece.grad_stash_bytes for name, piece in costs().items()}
+    # All that I was given, and what it made: the cotangents of the second norm and of one activation.
+    assert found["layer_00/mlp"] == (x + column + 2 * 2 * T * M) + x + 2 * T * M + x
+    # x and its mean square, the cotangents of q, k, v, and the one that I made of the normed x.
+    assert found["layer_00/pre"] == x + column + q + 2 * k + x
+    # o and the cotangent of x.
+    assert found["layer_00/post"] == q + x
+    assert found["embed"] == x
+    # Without a W nothing is left when I ends.
+    assert (found["layer_00/attention"], found["head"]) == (0, 0)
+
+
+def hybrid():
+    sizes = {"mamba_heads": 4, "mamba_head_dim": 16, "mamba_groups": 2, "mamba_state": 8}
+    config = nemotron_h.NemotronHConfig(96, H, "M-*-", 4, 2, 6, M, **sizes)
+    return nemotron_h.build(config, jnp.bfloat16)
+
+
+@pytest.mark.parametrize("make", [lambda: model_and_codes()[0], hybrid], ids=["llama", "nemotron_h"])
+def test_bytes_held_are_those_of_the_registers_in_use(make):
+    """One device and one micro-batch: the arrays made so far that the program still reads."""
+    model = make()
+    names, policies = tuple(piece.name for piece in model.pieces), ("none",) * len(model.pieces)
+    codes = trace_model(model, abstract_mesh(1), B, S, policies, jnp.bfloat16)
+    specs, types = piece_specs(model, codes, policies), register_types(codes)
+    bytes_of = {name: sum(t.size * t.dtype.itemsize for t in own) for name, own in types.items()}
+    schedule = read_csv("0F0,0I0,0W0")
+    plan = Plan("p", 1, 1, names, (0, len(names)), (0,), policies, schedule)
+    ((forward, gradient, weight),) = expand(plan, specs)
+    made_f, made_i = ({t for x in action for t in x.outputs} for action in (forward, gradient))
+    read_i, read_w = ({t for x in action for t in x.inputs} for action in (gradient, weight))
+    after_f, after_i = made_f & (read_i | read_w), (made_f | made_i) & read_w
+    pieces = analytic_costs(model, codes, "h100", 2).pieces
+    assert sum(p.stash_bytes for p in pieces) == sum(bytes_of[token_class(specs, t)] for t in after_f)
+    assert sum(p.grad_stash_bytes for p in pieces) == sum(bytes_of[token_class(specs, t)] for t in after_i)
 
 
 def test_memory_of_parameters():

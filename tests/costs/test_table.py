@@ -32,6 +32,15 @@ def test_small_hand_written_table():
     assert table.pieces[0].total == 6
 
 
+@pytest.mark.parametrize(("weight", "held"), [(3, 50), (0, 0)])
+def test_where_a_table_does_not_say_so_W_needs_all_of_the_stash(weight, held):
+    piece = {"name": "a", "kind": "k", "F": 1, "I": 2, "W": weight, "stash_bytes": 50}
+    data = {"format": "jaxpipe-costs/1", "pieces": [piece, piece | {"name": "b", "grad_stash_bytes": 7}]}
+    table = tables.from_json(data)
+    assert [p.grad_stash_bytes for p in table.pieces] == [held, 7]
+    assert tables.from_json(tables.to_json(table)) == table
+
+
 def test_link_time():
     assert Link(2.0, 400.0).time(1000) == 2.0 + 2.5
     assert Link().time(10**12) == 0.0

@@ -188,15 +188,20 @@ def _limit(
     room: int,
     most: int,
 ) -> None:
-    """Keeps what the actions of one device hold, each until its W has ended, within `room` bytes."""
+    """Keeps what one device holds within `room` bytes: from F to W, from F to I, and from I to W."""
     held, sizes = [], []
-    for action in own:
-        stage = stages[action.stage]
-        if size := {"F": stage.stash_bytes, "I": stage.grad_stash_bytes, "W": 0}[action.phase]:
-            last = runs[action._replace(phase="W")].end_expr()
-            length = model.new_int_var(0, most, f"length {action}")
-            held.append(model.new_interval_var(runs[action].start_expr(), length, last, f"hold {action}"))
-            sizes.append(int(size))
+    for forward in (action for action in own if action.phase == "F"):
+        stage = stages[forward.stage]
+        through = stage.grad_stash_bytes - stage.made_bytes
+        lives = {"FW": through, "FI": stage.stash_bytes - through, "IW": stage.made_bytes}
+        for (first, last), size in lives.items():
+            if size:
+                start = runs[forward._replace(phase=first)].start_expr()
+                end = runs[forward._replace(phase=last)].end_expr()
+                name = f"{first} to {last} of {forward}"
+                length = model.new_int_var(0, most, f"length {name}")
+                held.append(model.new_interval_var(start, length, end, f"hold {name}"))
+                sizes.append(int(size))
     if room < 0:
         model.add_bool_or([])  # never true
     elif held:

@@ -14,17 +14,22 @@ from jaxpipe.planning.simulator import simulate
 from tests.planning.exact import best_plan, best_schedule, blank_plan, lower_bound, partitions
 
 
-def table(times, latency=0, grad_stash=0):
-    """One piece for each (F, I, W); each stashes one byte, so that bytes are micro-batches in flight."""
-    pieces = (
-        PieceCost(f"p{i}", "k", *t, stash_bytes=1, grad_stash_bytes=grad_stash) for i, t in enumerate(times)
-    )
+def table(times, latency=0, sizes=((1, 1),)):
+    """A stage for each (F, I, W). Its pieces hold `sizes`: pairs of bytes from F to I and from I to W.
+
+    By default bytes are micro-batches in flight. The first piece of a stage takes all of its time.
+    """
+    pieces = []
+    for i, stage in enumerate(times):
+        for j, (stash, grad_stash) in enumerate(sizes):
+            own = (0, 0, 0) if j else stage
+            pieces.append(PieceCost(f"p{i}.{j}", "k", *own, stash_bytes=stash, grad_stash_bytes=grad_stash))
     return CostTable("unit", tuple(pieces), Link(latency))
 
 
-def random_table(random, stages, latency=0, grad_stash=0):
+def random_table(random, stages, latency=0, sizes=((1, 1),)):
     times = [(random.randint(1, 9), random.randint(1, 9), random.randint(0, 9)) for _ in range(stages)]
-    return table(times, latency, grad_stash)
+    return table(times, latency, sizes)
 
 
 def optimum(costs, places, microbatches, limits=None):
@@ -55,10 +60,9 @@ def orders(stage, microbatches):
 ORDERS = [list(orders(stage, 2)) for stage in range(2)]
 
 
-def brute_force(costs, limits):
+def brute_force(blank, costs, limits):
     """Two devices, two micro-batches: the least makespan over all orders on each that neither deadlock nor
     exceed."""
-    blank = blank_plan(costs, range(3), range(2), 2)
     best = None
     for rows in product(*ORDERS):
         try:
@@ -70,16 +74,30 @@ def brute_force(costs, limits):
     return best
 
 
-@pytest.mark.parametrize("limits", [(6, 6), (2, 3), (4, 2)])
+@pytest.mark.parametrize(
+    ("sizes", "most"),
+    [
+        ([(1, 1)], 1),  # W needs all of the stash
+        ([(2, 1)], 2),  # I frees half of it
+        ([(1, 2)], 2),  # I makes as much again
+        ([(2, 0), (1, 3)], 5),  # one piece's I frees 2, the other's makes 2: both are there while I runs
+    ],
+)
+@pytest.mark.parametrize("factors", [(3, 3), (1, 1.5), (1.5, 1), (2, 1)])
 @pytest.mark.parametrize("seed", range(3))
-def test_equals_brute_force(seed, limits):
-    """Stash and what I leaves for W weigh 1 each, so 2 lets one micro-batch in and 4 both."""
-    costs = random_table(Random(f"{seed} {limits}"), 2, latency=seed, grad_stash=1)
-    assert optimum(costs, (0, 1), 2, limits) == brute_force(costs, limits)
+def test_equals_brute_force(seed, factors, sizes, most):
+    """most: bytes that one micro-batch needs at once; factors: how many times that each device has."""
+    costs = random_table(Random(f"{seed} {factors} {sizes}"), 2, latency=seed, sizes=sizes)
+    blank = blank_plan(costs, range(0, 2 * len(sizes) + 1, len(sizes)), range(2), 2)
+    limits = [int(factor * most) for factor in factors]
+    found = proven(best_schedule(blank, costs, limits), costs, limits)
+    assert found == brute_force(blank, costs, limits)
+    limits[0] = most - 1
+    assert best_schedule(blank, costs, limits) is brute_force(blank, costs, limits) is None
 
 
 def test_nothing_fits():
-    costs = table([(1, 1, 1)] * 2, grad_stash=1)
+    costs = table([(1, 1, 1)] * 2, sizes=[(1, 2)])
     blank = blank_plan(costs, (0, 1, 2), (0, 1), 2)
     assert best_schedule(blank, costs, (2, 1)) is None
     with_state = replace(costs, pieces=tuple(replace(p, param_bytes=5) for p in costs.pieces))

@@ -11,10 +11,16 @@ from jaxpipe.planning.plan import Plan
 from jaxpipe.planning.simulator import simulate
 
 
-def one_stage(row, **sizes):
-    costs = CostTable("unit", (PieceCost("a", "k", 1, 1, 1, **sizes),), state_factor=4)
-    schedule = read_csv(row.replace(" ", ","))
-    return simulate(Plan("p", 1, 2, ("a",), (0, 1), (0,), ("none",), schedule), costs)
+def one_stage(row, *more, **sizes):
+    """One stage with F, I and W of 1. more: (stash, grad stash) of further pieces, which take no time."""
+    pieces = [PieceCost("a", "k", 1, 1, 1, **sizes)]
+    pieces += [
+        PieceCost(f"b{i}", "k", 0, 0, 0, stash_bytes=stash, grad_stash_bytes=gradient)
+        for i, (stash, gradient) in enumerate(more)
+    ]
+    names, schedule = tuple(piece.name for piece in pieces), read_csv(row.replace(" ", ","))
+    plan = Plan("p", 1, 2, names, (0, len(pieces)), (0,), ("none",) * len(pieces), schedule)
+    return simulate(plan, CostTable("unit", tuple(pieces), state_factor=4))
 
 
 def test_stash_lives_from_the_start_of_F_to_the_end_of_B():
@@ -23,10 +29,74 @@ def test_stash_lives_from_the_start_of_F_to_the_end_of_B():
     assert simulation.peak_bytes == (420,)
 
 
-def test_apart_I_leaves_more_for_W():
-    simulation = one_stage("0F0 0I0 0F1 0W0 0I1 0W1", stash_bytes=10, grad_stash_bytes=3)
+def test_I_frees_half_of_the_stash():
+    """Zero-bubble schedules are published with 1 from F to I and 1/2 from I to W."""
+    simulation = one_stage("0F0 0F1 0I0 0W0 0I1 0W1", stash_bytes=1, grad_stash_bytes=0.5)
+    assert simulation.memory == (((0, 0), (0, 1), (1, 2), (3, 1.5), (4, 1), (5, 0.5), (6, 0)),)
+    assert simulation.peak_bytes == (2,)
+    # What I frees is gone before the next F begins.
+    assert one_stage("0F0 0I0 0F1 0W0 0I1 0W1", stash_bytes=1, grad_stash_bytes=0.5).peak_bytes == (1.5,)
+
+
+def test_I_makes_more_for_W():
+    simulation = one_stage("0F0 0I0 0F1 0W0 0I1 0W1", stash_bytes=10, grad_stash_bytes=13)
     assert simulation.memory == (((0, 0), (0, 10), (1, 13), (2, 23), (4, 10), (4, 13), (6, 0)),)
     assert simulation.peak_bytes == (23,)
+
+
+def test_unless_a_table_says_otherwise_the_stash_is_held_until_W():
+    simulation = one_stage("0F0 0I0 0F1 0W0 0I1 0W1", stash_bytes=10)
+    assert simulation.memory == (((0, 0), (0, 10), (2, 20), (4, 10), (6, 0)),)
+    simulation = one_stage("0F0 0I0 0F1 0W0 0I1 0W1", stash_bytes=10, grad_stash_bytes=0)
+    assert simulation.memory == (((0, 0), (0, 10), (2, 0), (2, 10), (5, 0)),)
+
+
+def test_what_one_piece_frees_is_no_room_for_what_another_makes():
+    """Both are there while I runs, though the stage holds 3 before and after."""
+    simulation = one_stage("0F0 0I0 0W0 0F1 0B1", (1, 3), stash_bytes=2, grad_stash_bytes=0)
+    assert simulation.memory == (((0, 0), (0, 3), (1, 5), (2, 3), (3, 0), (3, 3), (6, 0)),)
+    assert simulation.peak_bytes == (5,)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data())
+def test_timelines_by_counting(data):
+    """A piece holds its stash before I, what W needs after it, and the larger of both while I runs."""
+    size, time = st.integers(0, 9), st.integers(1, 5)
+    devices, microbatches = data.draw(st.integers(1, 3)), data.draw(st.integers(1, 5))
+    pieces = [
+        PieceCost(f"p{i}", "k", *(data.draw(time) for _ in "FIW"), *(data.draw(size) for _ in range(4)))
+        for i in range(data.draw(st.integers(devices, 7)))
+    ]
+    costs = CostTable("unit", tuple(pieces), state_factor=3)
+    name = data.draw(st.sampled_from(["gpipe", "gpipe_split", "1f1b", "1f1b_split", "zb_h1", "zb_h2"]))
+    policies = {"k": data.draw(st.sampled_from(["none", "full"]))}
+    plan = make_plan(costs, devices, microbatches, name, recompute=policies)
+    simulation = simulate(plan, costs)
+    for events, timeline in zip(simulation.events, simulation.memory):
+        when = {event.action: event for event in events}
+        own = {action.stage: plan.stage_pieces(action.stage) for action in when}
+        state = sum(3 * costs.pieces[i].param_bytes for indices in own.values() for i in indices)
+
+        def held(now, when=when, own=own):
+            found = 0
+            for action, forward in when.items():
+                if action.phase != "F" or now < forward.start:
+                    continue
+                backward = when.get(action._replace(phase="B")) or when[action._replace(phase="I")]
+                weight = when.get(action._replace(phase="W"))
+                for i in own[action.stage]:
+                    piece, full = costs.pieces[i], plan.recompute[i] == "full"
+                    stash = (costs.pieces[i - 1].output_bytes if i else 0) if full else piece.stash_bytes
+                    before, after = now < backward.end, weight and backward.start <= now < weight.end
+                    found += max(stash * before, piece.grad_stash_bytes if after else 0)
+            return found
+
+        between = [event.start + 0.25 for event in events] + [event.end + 0.25 for event in events]
+        for now in between:
+            assert [bytes_ for since, bytes_ in timeline if since <= now][-1] == state + held(now)
+        most = max(state + held(event.start + 0.25) for event in events)
+        assert simulation.peak_bytes[events[0].device] == most
 
 
 def test_a_stash_is_free_before_the_next_action_begins():
@@ -85,15 +155,38 @@ def test_padded_pieces_of_a_kind_take_the_largest():
     assert padded(plan, costs) == 100 + 2 * 25
 
 
-def test_padded_counts_what_I_leaves_for_W_apart():
+def test_padded_counts_what_I_makes_for_W_apart():
     pieces = (
-        PieceCost("a0", "a", 1, 1, 1, stash_bytes=10, grad_stash_bytes=3),
-        PieceCost("b0", "b", 1, 1, 1, stash_bytes=100, grad_stash_bytes=7),
+        PieceCost("a0", "a", 1, 1, 1, stash_bytes=10, grad_stash_bytes=13),
+        PieceCost("b0", "b", 1, 1, 1, stash_bytes=100, grad_stash_bytes=107),
     )
     schedule = "0F0,0F1,0I0,0W0,0I1,0W1\n1F0,1I0,1F1,1I1,1W0,1W1\n"
     plan, costs = two_stages(schedule, pieces=pieces, bounds=(0, 1, 2))
     # a: 2 between F and W, 1 between I and W; b: 2 and 2.
     assert padded(plan, costs) == 2 * 10 + 3 + 2 * 100 + 2 * 7
+
+
+def test_padded_counts_what_I_frees_apart():
+    pieces = (
+        PieceCost("a0", "a", 1, 1, 1, stash_bytes=10, grad_stash_bytes=4),
+        PieceCost("b0", "b", 1, 1, 1, stash_bytes=100, grad_stash_bytes=70),
+    )
+    schedule = "0F0,0F1,0I0,0W0,0I1,0W1\n1F0,1I0,1F1,1I1,1W0,1W1\n"
+    plan, costs = two_stages(schedule, pieces=pieces, bounds=(0, 1, 2))
+    # a: 2 between F and W, 2 between F and I; b: 2 and 1.
+    assert padded(plan, costs) == 2 * 4 + 2 * 6 + 2 * 70 + 30
+
+
+def test_padded_inputs_are_one_class_whether_W_needs_them_or_not():
+    pieces = (
+        PieceCost("a", "a", 1, 1, 0, output_bytes=30),
+        PieceCost("b", "b", 1, 1, 0, stash_bytes=50, grad_stash_bytes=0, output_bytes=30),
+        PieceCost("c", "c", 1, 1, 1, stash_bytes=50, grad_stash_bytes=35, output_bytes=30),
+    )
+    schedule = "0F0,0I0,0W0,0F1,0I1,0W1\n1F0,1I0,1F1,1I1,1W0,1W1\n"
+    plan, costs = two_stages(schedule, pieces=pieces, bounds=(0, 1, 3), recompute=("none", "full", "full"))
+    # Of inputs there are most while I of micro-batch 1 runs: c's of both and b's; c's I makes 5, twice.
+    assert padded(plan, costs) == 3 * 30 + 2 * 5
 
 
 def test_padded_recompute_stashes_inputs_of_equal_bytes_in_one_class():
@@ -130,22 +223,20 @@ def counted(plan, costs):
         for key, number in Counter(alive).items():
             most[key] = max(most.get(key, 0), number)
 
-    bytes_of = {}
-    for i, piece in enumerate(costs.pieces):
-        largest = [p for j, p in enumerate(costs.pieces) if p.kind == piece.kind]
-        bytes_of["param", piece.kind] = costs.state_factor * max(p.param_bytes for p in largest)
-        same = [
-            p for p, r in zip(costs.pieces, plan.recompute) if (p.kind, r) == (piece.kind, plan.recompute[i])
-        ]
-        bytes_of["stash", piece.kind] = max(
-            [
-                p.stash_bytes
-                for p, r in zip(costs.pieces, plan.recompute)
-                if (p.kind, r) == (piece.kind, "none")
-            ],
-            default=0,
-        )
-        bytes_of["between", piece.kind, plan.recompute[i]] = max(p.grad_stash_bytes for p in same)
+    bytes_of, parts = {}, {}
+    for i, (piece, policy) in enumerate(zip(costs.pieces, plan.recompute)):
+        stash = piece.stash_bytes
+        if policy == "full":
+            stash = costs.pieces[i - 1].output_bytes if i else 0
+        kept = min(stash, piece.grad_stash_bytes)
+        sizes = {"kept": kept, "freed": stash - kept, "made": piece.grad_stash_bytes - kept}
+        for part, size in sizes.items():
+            message = policy == "full" and part != "made"
+            key = ("input", size) if message else (piece.kind, policy, part)
+            bytes_of[key] = max(bytes_of.get(key, 0), size)
+            parts[i, part] = key
+        state = costs.state_factor * piece.param_bytes
+        bytes_of["param", piece.kind] = max(bytes_of.get(("param", piece.kind), 0), state)
     for device, row in enumerate(plan.schedule):
         see(
             ("param", costs.pieces[i].kind)
@@ -155,21 +246,15 @@ def counted(plan, costs):
         )
         alive = {}
         for stage, phase, microbatch in row:
+            born = {"F": ("kept", "freed"), "I": ("made",)}.get(phase, ())
+            dies = {"I": ("freed",), "W": ("kept", "made"), "B": ("kept", "freed")}.get(phase, ())
             for i in plan.stage_pieces(stage):
-                piece, policy = costs.pieces[i], plan.recompute[i]
-                if phase == "F" and policy == "full":
-                    size = costs.pieces[i - 1].output_bytes if i else 0
-                    bytes_of["input", size] = size
-                    alive[i, microbatch, "F"] = ("input", size)
-                elif phase == "F":
-                    alive[i, microbatch, "F"] = ("stash", piece.kind)
-                elif phase == "I":
-                    alive[i, microbatch, "I"] = ("between", piece.kind, policy)
+                alive |= {(i, microbatch, part): parts[i, part] for part in born}
             see(alive.values())
-            if phase in "BW":
-                for i in plan.stage_pieces(stage):
-                    alive.pop((i, microbatch, "F"))
-                    alive.pop((i, microbatch, "I"), None)
+            for i in plan.stage_pieces(stage):
+                for part in dies:
+                    del alive[i, microbatch, part]
+        assert not alive
     return sum(number * bytes_of[key] for key, number in most.items())
 
 

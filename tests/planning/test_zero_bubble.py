@@ -214,7 +214,8 @@ def test_a_complete_schedule_within_any_limit(data):
 
 
 def test_work_of_stages():
-    cost = StageCost(1, 2, 3, 5, output_bytes=10, state_bytes=7, stash_bytes=4, grad_stash_bytes=2)
+    held = {"stash_bytes": 4, "grad_stash_bytes": 2, "made_bytes": 1}
+    cost = StageCost(1, 2, 3, 5, output_bytes=10, state_bytes=7, **held)
     line = works([cost, cost, cost], (0, 1, 1), Link(1, 5))
     assert line == (Work(1, 2, 3, 3, 4, 2), Work(1, 2, 3, 0, 4, 2), Work(1, 2, 3, 0, 4, 2))
 
