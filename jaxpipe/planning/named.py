@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from jaxpipe.costs.table import CostTable
-from jaxpipe.planning import adaptive, helix, vee, zero_bubble
+from jaxpipe.planning import adaptive, helix, octopipe, vee, zero_bubble
 from jaxpipe.planning.build import staged_plan
 from jaxpipe.planning.interleaved import breadth_first, hanayo, interleaved_1f1b
 from jaxpipe.planning.layers import even_layers
@@ -120,6 +120,7 @@ NAMED: dict[str, Named] = {
     "dualpipe_v": _by_rule("dualpipe_v", vee.dualpipe_v, least=_twice),
     "mist": _tuned("mist", adaptive.mist),
     "adapipe": _tuned("adapipe", adaptive.adapipe, least=_same),
+    "octopipe": Named(octopipe.octopipe),
     "helix_naive": _helix("helix_naive", 1, recompute=False),
     "helix_naive_recompute": _helix("helix_naive_recompute", 1, recompute=True),
     "helix_two_fold": _helix("helix_two_fold", 2, recompute=False),
