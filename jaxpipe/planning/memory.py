@@ -36,8 +36,7 @@ def memory_timelines(
     static = [0.0] * plan.devices
     for stage, device in enumerate(plan.stage_to_device):
         static[device] += stages[stage].state_bytes
-    held = [(cost.stash_bytes, cost.grad_stash_bytes, cost.made_bytes) for cost in stages]
-    taken, freed = _changes(rows, *np.array(held).T)
+    taken, freed = action_bytes(rows, stages)
     changes = np.stack([taken, -freed], axis=1)
     times = np.stack([start, end], axis=1)
     timelines = []
@@ -48,6 +47,12 @@ def memory_timelines(
         sizes = np.cumsum([size, *change[kept]])
         timelines.append(tuple(zip([0.0, *time[kept].tolist()], sizes.tolist())))
     return tuple(timelines)
+
+
+def action_bytes(rows: Rows, stages: Sequence[StageCost]) -> tuple[np.ndarray, np.ndarray]:
+    """Bytes that every action takes at its start, and that it frees at its end."""
+    held = [(cost.stash_bytes, cost.grad_stash_bytes, cost.made_bytes) for cost in stages]
+    return _changes(rows, *np.array(held, np.float64).T)
 
 
 def peaks_in_flight(rows: Rows) -> tuple[int, ...]:
