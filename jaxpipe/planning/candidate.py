@@ -146,7 +146,10 @@ def need(space: Space, candidate: Candidate) -> Need:
     if not space.padded:
         return Need(float(least_D[device] + state_D[device]), float(state_D[device]), device)
     rows = list_schedule(lines, least_D, space.microbatches, candidate.setting)
-    return Need(_padded(space, candidate, rows), _padded(space, candidate, None), device)
+    state = _padded(space, candidate, None)
+    # The scheduler asks for room for the stash of all stages at once, even where padding shares it.
+    total = max(_padded(space, candidate, rows), state + float(least_D.max()))
+    return Need(total, state, device)
 
 
 def _squeezed(space, candidate, lines, room_D, rows, deadline) -> Rows:

@@ -1,15 +1,20 @@
-"""Why no plan fits: the least memory that one needs."""
+"""The plan that needs least memory: the last resort of a search, and why nothing fits if it does not."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 
 from jaxpipe.planning.candidate import Candidate, Need, Space, need
 
 
-def leanest(space: Space, candidates: Sequence[Candidate]) -> str:
-    """One line on what the candidate that needs least needs with one micro-batch at a time on each device."""
-    least: Need = min((need(space, candidate) for candidate in candidates), key=lambda found: found.total)
+def leanest(candidates: Iterable[tuple[Space, Candidate]]) -> tuple[Space, Candidate, Need]:
+    """The candidate that needs least with one micro-batch at a time on each device, and what it needs."""
+    needs = ((space, candidate, need(space, candidate)) for space, candidate in candidates)
+    return min(needs, key=lambda found: found[2].total)
+
+
+def too_small(limit: float, least: Need) -> str:
+    """One line on what the leanest candidate needs."""
     return (
-        f"memory limit of {_gigabytes(space.limit)} a device is too small: the leanest plan found needs at "
+        f"memory limit of {_gigabytes(limit)} a device is too small: the leanest plan found needs at "
         f"least {_gigabytes(least.total)} on device {least.device}, {_gigabytes(least.state)} of it for "
         f"parameters, gradients and optimizer state and {_gigabytes(least.total - least.state)} for what one "
         "micro-batch stashes"

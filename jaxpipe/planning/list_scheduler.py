@@ -23,7 +23,7 @@ ORDERS = (I_FIRST, IN_TURN, BY_TIMETABLE)
 """Which of an F and an I that are ready runs: the I, the kind that did not run last, or the one due first."""
 
 SLACK = 1 + 1e-9
-"""Sums of memory are not exact."""
+"""Sums of memory and of times are not exact."""
 
 
 class Setting(NamedTuple):
@@ -164,6 +164,7 @@ def _timetable(time_SP, message_S, device_S, devices, forward, backward):
 def _ahead(due_2S, time_SP, next_S, period, microbatches):
     """Most micro-batches from F to I of each stage, and from its F to F of the next stage on its device."""
     stages = len(next_S)
+    period *= SLACK  # a trip of k periods takes k micro-batches, however their times are rounded
     in_flight_S, lead_S = np.full(stages, microbatches), np.full(stages, microbatches)
     for stage in range(stages):
         trip = due_2S[1, stage] + time_SP[stage, 1] - due_2S[0, stage]

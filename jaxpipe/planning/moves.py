@@ -151,7 +151,8 @@ def _loaded_stage(candidate: Candidate, load_D: np.ndarray, chance: Random) -> i
     if chance.random() < 0.5:
         return chance.randrange(len(homes))
     fullest = int(load_D.argmax())
-    return chance.choice([stage for stage, home in enumerate(homes) if home == fullest])
+    # A device without stages is the fullest only where nothing takes time.
+    return chance.choice([stage for stage, home in enumerate(homes) if home == fullest] or range(len(homes)))
 
 
 def _light_device(load_D: np.ndarray, chance: Random) -> int:

@@ -24,6 +24,9 @@ def starts(space: Space, words: Collection[str]) -> list[Candidate]:
 
     What is not chosen is as in 1F1B: layers split evenly by number, one stage a device, nothing recomputed,
     backwards first with I and W at once.
+
+    Raises:
+      ValueError: the partition is not chosen, and there are fewer layers than devices.
     """
     stages = [
         (bounds, homes, full)
@@ -75,7 +78,7 @@ def _stages(
             yield from _lean(space, words, full)
         return
     layers = len(layer_starts(pieces)) - 1
-    if "placement" not in words:
+    if "placement" not in words or layers < devices:  # the latter raises
         yield even_layers(pieces, devices), line
     else:
         for homes in placements(devices, layers):

@@ -7,9 +7,9 @@ from typing import NamedTuple
 import numpy as np
 
 from jaxpipe.costs.table import CostTable
-from jaxpipe.planning.candidate import Scored, Space, make_space, to_plan
+from jaxpipe.planning.candidate import Scored, Space, make_space, score, to_plan
 from jaxpipe.planning.head_split import split_vocabulary
-from jaxpipe.planning.leanest import leanest
+from jaxpipe.planning.leanest import leanest, too_small
 from jaxpipe.planning.moves import moves_of
 from jaxpipe.planning.partition import check_counts
 from jaxpipe.planning.plan import Plan
@@ -113,7 +113,7 @@ def tune(
         plans += [(plan, costs) for plan in rotated]
     judged = _judged([*plans, *((plan, costs) for plan in given)], memory_model)
     if not judged:
-        raise ValueError(leanest(spaces[0], starts(spaces[0], words)))
+        judged = _leanest(spaces, words, memory_model)
     best_given = min((t.makespan for t in judged if t.plan in given), default=np.inf)
     if split and not meter.stopped:
         polished = [(_polished(t, memory_model, seed), t.costs) for t in judged[:FINALISTS]]
@@ -158,6 +158,21 @@ def _search(
     settings = SETTINGS if "schedule" in words else ()
     found = search(space, starts(space, words), settings, moves_of(words), evaluations, seed, meter)
     return [(scored, space) for scored in found]
+
+
+def _leanest(spaces: Sequence[Space], words: Collection[str], memory_model: str) -> list[Tuned]:
+    """The start that needs least memory, which a short search may not come to.
+
+    Raises:
+      ValueError: it does not fit.
+    """
+    space, candidate, least = leanest((space, start) for space in spaces for start in starts(space, words))
+    scored = score(space, candidate)
+    plans = [(to_plan(space, "tuned", scored), space.costs)] if scored.makespan < np.inf else []
+    judged = _judged(plans, memory_model)
+    if not judged:
+        raise ValueError(too_small(space.limit, least))
+    return judged
 
 
 def _makespan(found: tuple[Scored, Space]) -> float:
