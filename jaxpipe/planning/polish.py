@@ -22,6 +22,10 @@ from jaxpipe.planning.stages import stage_costs
 
 HEAT = 0.0005
 """How much longer a step may become by an accepted move at first, as a part of the makespan."""
+STALE = 50
+"""Moves for each action without a better order after which the search begins again at the best one,"""
+REHEAT = 0.02
+"""with so much heat: plans of few actions have time for that."""
 FARTHEST = 6
 """Places that an action moves at most."""
 
@@ -87,7 +91,13 @@ def _polish(first, device_A, source_A, gap_A, time_A, cell_A, taken_A, freed_A, 
     makespan = _times(first, order, source_A, gap_A, time_A, end_A, waiter_A)
     best_order, best = order.copy(), makespan
     path = np.empty(count, np.int64)
+    reheated, begun = False, 0
     for move in range(moves):
+        if move - begun > STALE * count:
+            reheated, begun = True, move
+            order[:] = best_order
+            place[order] = np.arange(count)
+            makespan = _times(first, order, source_A, gap_A, time_A, end_A, waiter_A)
         length = _movable(first, order, place, device_A, source_A, gap_A, time_A, end_A, path)
         if length == 0:
             break  # only what is read decides: no order is faster
@@ -104,12 +114,14 @@ def _polish(first, device_A, source_A, gap_A, time_A, cell_A, taken_A, freed_A, 
         if not _move(order, place, cell_A, old, new):
             continue
         heat = HEAT * (1.0 - move / moves)
+        if reheated:
+            heat = REHEAT * (1.0 - (move - begun) / (STALE * count + 1))
         if _fits(first, order, device, taken_A, freed_A, room_D[device]):
             changed = _times(first, order, source_A, gap_A, time_A, end_A, waiter_A)
             if changed <= makespan * (1.0 + heat * np.random.random() ** 2):
                 makespan = changed
                 if changed < best * (1.0 - 1e-12):
-                    best, best_order = changed, order.copy()
+                    best, best_order, begun = changed, order.copy(), move
                 continue
             _move(order, place, cell_A, new, old)
             _times(first, order, source_A, gap_A, time_A, end_A, waiter_A)
