@@ -38,12 +38,25 @@ def starts(space: Space, words: Collection[str]) -> list[Candidate]:
     return [Candidate(*stage, PLAIN) for stage in dict.fromkeys(stages)]
 
 
+def lean_starts(space: Space, words: Collection[str]) -> list[Candidate]:
+    """The starts, and their stages with as much computed again as saves memory, whatever the limit."""
+    found = starts(space, words)
+    if "recompute" in words:
+        found += [candidate._replace(full=_saving(space)) for candidate in found]
+    return found
+
+
 def _recomputed(space: Space, words: Collection[str]) -> Iterator[tuple[bool, ...]]:
     """Nothing computed again, or everything that saves memory; what lies between depends on the stages."""
     yield (False,) * len(space.message_N)
     if "recompute" in words and space.limit < np.inf:
-        none_N, full_N = space.held_2xN
-        yield tuple((full_N < none_N).tolist())
+        yield _saving(space)
+
+
+def _saving(space: Space) -> tuple[bool, ...]:
+    """Everything computed again that saves memory."""
+    none_N, full_N = space.held_2xN
+    return tuple((full_N < none_N).tolist())
 
 
 def _fitted(space: Space, bounds: Sequence[int], homes: Sequence[int]) -> tuple[bool, ...]:

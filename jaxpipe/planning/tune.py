@@ -17,7 +17,7 @@ from jaxpipe.planning.polish import polish
 from jaxpipe.planning.rotated import rotated_plans
 from jaxpipe.planning.search import ROUNDS, search
 from jaxpipe.planning.simulator import simulate
-from jaxpipe.planning.starts import SETTINGS, starts
+from jaxpipe.planning.starts import SETTINGS, lean_starts, starts
 
 WORDS = ("partition", "placement", "schedule", "recompute", "attention", "head")
 """What can be tuned."""
@@ -166,7 +166,7 @@ def _leanest(spaces: Sequence[Space], words: Collection[str], memory_model: str)
     Raises:
       ValueError: it does not fit.
     """
-    space, candidate, least = leanest((space, start) for space in spaces for start in starts(space, words))
+    space, candidate, least = leanest((s, start) for s in spaces for start in lean_starts(s, words))
     scored = score(space, candidate)
     plans = [(to_plan(space, "tuned", scored), space.costs)] if scored.makespan < np.inf else []
     judged = _judged(plans, memory_model)

@@ -60,12 +60,16 @@ def test_evaluations_are_counted(evaluations, microbatches):
     assert results
 
 
-def test_an_exhausted_space_ends_the_search():
-    """Two pieces on two devices leave nothing to choose but the partition there is."""
-    space = make_space(table(count=2), 2, 3, "padded", False)
-    only = Candidate((0, 1, 2), (0, 1), (False, False), PLAIN)
-    results = search(space, [only], (), moves_of(("partition",)), 50, 0, lambda makespan: True)
-    assert [scored.candidate for scored in results] == [only]
+def test_no_candidate_is_evaluated_twice():
+    """Three pieces on two devices: two partitions."""
+    space = make_space(table(count=3), 2, 3, "padded", False)
+    start = Candidate((0, 1, 3), (0, 1), (False,) * 3, PLAIN)
+    told = []
+    results = search(
+        space, [start], (), moves_of(("partition",)), 50, 0, lambda time: told.append(time) or True
+    )
+    assert {scored.candidate.bounds for scored in results} == {(0, 1, 3), (0, 2, 3)}
+    assert len(told) == 2
 
 
 @pytest.mark.parametrize("stop", [1, 5, 60])

@@ -4,7 +4,7 @@ from itertools import combinations, pairwise, product
 from random import Random
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from jaxpipe.costs.table import CostTable, Link, PieceCost
@@ -99,9 +99,10 @@ def test_within_any_limit_or_one_line_why_not(seed, devices, microbatches, words
     st.sampled_from(["padded", "ideal"]),
     st.sampled_from([1, 20]),
 )
+@example(2, 2, {"partition", "placement", "schedule", "recompute"}, "ideal", 1)
 def test_the_limit_that_the_error_names_is_enough(seed, devices, words, model, evaluations):
     """Even where the search has one evaluation; below it is not. (Padded, less recompute may need less.)"""
-    words -= {"recompute"} if model == "padded" else set()
+    words = words - {"recompute"} if model == "padded" else set()
     costs = table(seed, layers=3, limit=1)
     with pytest.raises(ValueError, match=TOO_SMALL) as error:
         tune(costs, devices, 5, words, model, evaluations)
@@ -123,9 +124,14 @@ def test_the_error_by_hand():
     )
     with pytest.raises(ValueError, match=f"^{re.escape(expected)}$"):
         tune(costs, 2, 4, memory_model="ideal")
+    thirds = replace(costs, state_factor=2 / 3 + 1)  # 4 * 5 / 3 + 7
+    with pytest.raises(ValueError, match=r" at least 13\.67 bytes on device 1, 6\.667 bytes of it "):
+        tune(replace(thirds, memory_limit_bytes=13), 2, 4, memory_model="ideal")
+    with pytest.raises(ValueError, match=r" at least 23\.34 bytes on device 1, 16\.33 bytes of it "):
+        tune(replace(thirds, state_factor=4 + 1 / 12), 2, 4, memory_model="ideal")
     large = tuple(replace(p, param_bytes=p.param_bytes * 10**9) for p in pieces)
     with pytest.raises(
-        ValueError, match=r"^memory limit of 0\.5 GB .* at least 8 GB on device 1, 8 GB of it "
+        ValueError, match=r"^memory limit of 0\.5 GB .* at least 8\.001 GB on device 1, 8 GB of it "
     ):
         tune(replace(costs, pieces=large, memory_limit_bytes=5 * 10**8), 2, 4, memory_model="ideal")
 
