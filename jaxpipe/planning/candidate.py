@@ -24,7 +24,6 @@ PLAIN = Setting(1.0, 1.0, patience=0.0)
 """1F1B where a device has one stage: a micro-batch is never held up on its way, backwards go first."""
 SQUEEZES = 4
 """How often a schedule is made again with less memory, until padding it fits."""
-_NO_ROWS = engine.encode(())
 
 
 class Candidate(NamedTuple):
@@ -179,7 +178,7 @@ def _least(lines: Lines, devices: int) -> np.ndarray:
 
 def _padded(space: Space, candidate: Candidate, rows: Rows | None) -> float:
     """Padded bytes of a schedule; without one those of the parameters."""
-    flat = _NO_ROWS if rows is None else _flat(space, candidate, rows)
+    flat = engine.encode(((),) * space.devices) if rows is None else _flat(space, candidate, rows)
     return padded_bytes(_plan(space, candidate), space.costs, flat)
 
 
