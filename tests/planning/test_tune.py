@@ -102,7 +102,7 @@ def test_within_any_limit_or_one_line_why_not(seed, devices, microbatches, words
 @example(2, 2, {"partition", "placement", "schedule", "recompute"}, "ideal", 1)
 def test_the_limit_that_the_error_names_is_enough(seed, devices, words, model, evaluations):
     """Even where the search has one evaluation; below it is not. (Padded, less recompute may need less.)"""
-    words = words - {"recompute"} if model == "padded" else set()
+    words = words - {"recompute"} if model == "padded" else words
     costs = table(seed, layers=3, limit=1)
     with pytest.raises(ValueError, match=TOO_SMALL) as error:
         tune(costs, devices, 5, words, model, evaluations)
