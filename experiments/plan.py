@@ -1,12 +1,16 @@
-"""Makes plans by the names of their schedules and compares them, before anything runs.
+"""Makes plans by the names of their schedules, searches for a better one, and compares them.
 
     python -m experiments.plan --costs=costs.json --devices=8 --microbatches=32 --workdir=DIR \\
-        --schedules=s_1f1b,zb_h1 [--tune=] [--memory_limit_gb=80] [--memory_model=padded] [--show=zb_h1]
+        --schedules=s_1f1b,zb_h1 [--tune=partition,placement,schedule,recompute,attention,head] \\
+        [--memory_limit_gb=80] [--memory_model=padded] [--budget_evals=1000] [--budget_s=10] [--seed=0] \\
+        [--show=zb_h1]
 
 With --config=FILE in place of --costs, --devices and --microbatches, the costs are those predicted for the
 configuration's model and chip; fields are overridden as in --config.mesh.stage=8. Without --schedules all are
-compared that take these numbers. DIR gets report.json and, of the fastest valid plan or the one to show,
-plan.json, schedule.csv, gantt.svg and trace.json.
+compared that take these numbers. The row `tuned` is what the search finds; fewer words tune only what they
+name, --tune= searches nothing. The search ends after --budget_evals schedules, and finds the same again with
+the same --seed, or earlier after --budget_s seconds. DIR gets report.json and, of the fastest valid plan or
+the one to show, plan.json, schedule.csv, gantt.svg and trace.json.
 """
 
 import re
@@ -25,7 +29,22 @@ MICROBATCHES = flags.DEFINE_integer(
     "microbatches", None, "a number of micro-batches, at least 1", lower_bound=1
 )
 SCHEDULES = flags.DEFINE_list("schedules", None, "names of schedules with commas between them, none for all")
-TUNE = flags.DEFINE_string("tune", "", "what to search: nothing, as nothing can be searched yet")
+TUNE = flags.DEFINE_list(
+    "tune",
+    "partition,placement,schedule,recompute,attention",
+    "words with commas between them from partition, placement, schedule, recompute, attention, head; "
+    "nothing to search nothing",
+)
+EVALUATIONS = flags.DEFINE_integer(
+    "budget_evals",
+    None,
+    "a number of schedules that the search tries, at least 1; by default some seconds' worth",
+    lower_bound=1,
+)
+SECONDS = flags.DEFINE_float(
+    "budget_s", float("inf"), "a number of seconds, more than 0, after which the search ends early"
+)
+SEED = flags.DEFINE_integer("seed", 0, "a number of at least 0: the search's chance", lower_bound=0)
 WORKDIR = flags.DEFINE_string("workdir", None, "the folder to write to; made if missing")
 LIMIT = flags.DEFINE_float(
     "memory_limit_gb",
@@ -62,6 +81,8 @@ def main(argv: list[str]) -> None:
     try:
         problem, ticks, title = _from_config() if _config_given() else _from_costs()
         judged, refused = _judge_all(problem, ticks, console)
+        if TUNE.value:
+            _search(problem, ticks, judged, refused, console)
         shown = _shown(judged)
         for line in plan_report.heading(problem):
             console.out(line, highlight=False)
@@ -71,8 +92,8 @@ def main(argv: list[str]) -> None:
         for line in (*plan_report.legend(problem), "", *plan_report.remarks(problem, judged, refused)):
             console.out(line, highlight=False)
         plan_report.write_report(workdir, problem, judged, refused)
-        if _config_given():
-            save(problem.costs, workdir / "costs.json")
+        if _config_given() or (shown is not None and judged[shown].costs != problem.costs):
+            save(problem.costs if shown is None else judged[shown].costs, workdir / "costs.json")
         left_out = []
         if shown is None:
             for name in plan_report.FILES:  # those of an earlier report
@@ -120,12 +141,26 @@ def _check_flags() -> None:
             stop(f"--{name} is missing; expected {flags.FLAGS[name].help}")
     if SCHEDULES.value == []:
         stop(f"--schedules is empty; expected {flags.FLAGS['schedules'].help}")
-    if TUNE.value:
-        stop(f"--tune is {TUNE.value!r}; expected nothing, as nothing can be searched yet")
+    _check_tuning()
     if LIMIT.value is not None and not 0 < LIMIT.value < float("inf"):
         stop(f"--memory_limit_gb is {LIMIT.value}; expected {flags.FLAGS['memory_limit_gb'].help}")
     if not WORKDIR.value:
         stop(f"--workdir is missing; expected {flags.FLAGS['workdir'].help}")
+
+
+def _check_tuning() -> None:
+    from jaxpipe.planning.tune import check_words
+
+    try:
+        check_words(TUNE.value)
+    except ValueError as error:
+        stop(f"--tune: {error}")
+    if "head" in TUNE.value and _config_given():
+        stop("--tune names head beside --config; expected it beside --costs, as models have no shards yet")
+    if not SECONDS.value > 0:
+        stop(f"--budget_s is {SECONDS.value:g}; expected {flags.FLAGS['budget_s'].help}")
+    if SHOW.value == "tuned" and not TUNE.value:
+        stop("--show is 'tuned' and --tune is empty; expected something to tune")
 
 
 def _open(folder: str) -> Path:
@@ -148,9 +183,12 @@ def _from_costs():
     from jaxpipe.reports.plan_report import make_problem
 
     costs = load(COSTS.value)
-    pieces = specs_from_costs(costs)
+
+    def ticks(plan, costs):
+        return arrange(plan, specs_from_costs(costs), costs)[0].makespan
+
     problem = make_problem(costs, DEVICES.value, MICROBATCHES.value, _limit_bytes(), MEMORY.value)
-    return problem, lambda plan: arrange(plan, pieces, costs)[0].makespan, Path(COSTS.value).name
+    return problem, ticks, Path(COSTS.value).name
 
 
 def _from_config():
@@ -178,7 +216,7 @@ def _from_config():
     model = build_model(config)
     costs = price(config, model, mesh)
     problem = make_problem(costs, sizes.stage, config.batch.microbatches, _limit_bytes(), MEMORY.value)
-    return problem, tick_times(config, model, mesh, costs), f"{model.name} on {config.plan.chip}"
+    return problem, tick_times(config, model, mesh), f"{model.name} on {config.plan.chip}"
 
 
 def _limit_bytes() -> float | None:
@@ -188,13 +226,14 @@ def _limit_bytes() -> float | None:
 def _judge_all(problem, ticks, console):
     """(name -> judged plan, name -> why there is none). Of schedules asked for, all must be there."""
     from jaxpipe.planning.named import NAMED, check_numbers
-    from jaxpipe.reports.plan_report import make_judged
+    from jaxpipe.reports.plan_report import TUNED, make_judged
 
     asked = SCHEDULES.value is not None
     names = list(dict.fromkeys(SCHEDULES.value)) if asked else list(NAMED)
-    for name in [*(names if asked else []), *([] if SHOW.value is None else [SHOW.value])]:
+    named_show = None if SHOW.value == TUNED else SHOW.value
+    for name in [*(names if asked else []), *([] if named_show is None else [named_show])]:
         check_numbers(name, problem.devices, problem.microbatches)
-    if SHOW.value is not None and SHOW.value not in names:
+    if named_show is not None and named_show not in names:
         raise ValueError(f"--show is {SHOW.value!r}; expected one of --schedules, {', '.join(names)}")
     judged, refused = {}, {}
     for name in names:
@@ -208,6 +247,24 @@ def _judge_all(problem, ticks, console):
         if (seconds := time.perf_counter() - began) > PATIENCE:
             console.out(f"{seconds:6.1f} s  {name}", highlight=False)
     return judged, refused
+
+
+def _search(problem, ticks, judged, refused, console) -> None:
+    """Adds the plan that the search finds, or why there is none."""
+    from jaxpipe.planning.tune import usual_evaluations
+    from jaxpipe.reports.plan_report import TUNED, make_tuned
+    from jaxpipe.reports.progress import search_progress
+
+    evaluations = EVALUATIONS.value or usual_evaluations(problem.devices, problem.microbatches)
+    go_on = search_progress(console, evaluations, SECONDS.value, problem.costs.unit)
+    given = [found.plan for found in judged.values() if not found.fault]
+    words = tuple(dict.fromkeys(TUNE.value))
+    try:
+        judged[TUNED] = make_tuned(problem, ticks, words, evaluations, SEED.value, given, go_on)
+    except ValueError as error:
+        if SHOW.value == TUNED:
+            raise
+        refused[TUNED] = str(error)
 
 
 def _shown(judged) -> str | None:

@@ -136,20 +136,11 @@ def _judge_sheet() -> Judged:
 
 
 def _judge_plan() -> Judged:
-    costs, plan = table.load(COSTS.value), _load_plan(PLAN.value)
+    costs, plan = table.load(COSTS.value), plans.load(PLAN.value)
     from jaxpipe.planning.judge_plan import judge_plan  # starts Numba
 
     verdict, memory = judge_plan(plan, costs, MEMORY.value or "padded")
     return Judged(PLAN.value, sheet_of(plan.schedule), verdict, costs.unit, memory, "as planned")
-
-
-def _load_plan(path: str) -> plans.Plan:
-    try:
-        return plans.load(path)
-    except OSError as error:
-        raise ValueError(f"cannot read {path}: {error.strerror}") from error
-    except RecursionError as error:
-        raise ValueError(f"{path} is nested too deeply; expected a plan as JSON") from error
 
 
 def _unit() -> Unit:

@@ -137,10 +137,16 @@ def load(path: Path | str) -> Plan:
     """Reads a plan that `save` (or anybody else) wrote; call `check` before you trust it.
 
     Raises:
-      ValueError: naming the file and the field that is wrong.
+      ValueError: naming the file, and the field that is wrong; also where there is no such file.
     """
     try:
-        return from_json(json.loads(Path(path).read_text()))
+        return from_json(json.loads(Path(path).read_text("utf-8-sig")))
+    except OSError as error:
+        raise ValueError(f"cannot read {path}: {error.strerror}") from error
+    except RecursionError as error:
+        raise ValueError(f"{path} is nested too deeply; expected a plan as JSON") from error
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path} is not JSON ({error})") from error
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from error
 

@@ -16,14 +16,12 @@ from jaxpipe.planning.moves import Move, change_setting
 
 ROUNDS = 4
 """Micro-batches a device that candidates are compared with; where a step has more, the rest is projected."""
-CLIMBS = 3
-"""Starts that are climbed from."""
-STRIDE, TRIED = 4, 8
-"""All starts are tried with one setting in STRIDE, the best TRIED of them with all."""
+TRIED = 8
+"""Starts that are tried with all settings; the others only as far as a quarter of the evaluations goes."""
 LENGTH = 600
 """Evaluations of a climb."""
 AGAIN = 50
-"""Climbs after the first few begin at one of so many best candidates."""
+"""Every second climb begins at one of so many best candidates, the others at a start each."""
 HEAT = 0.02
 """How much slower an accepted change may be at first, as a part of the makespan."""
 STALE = 60
@@ -68,17 +66,18 @@ def search(
         return True
 
     running = try_all(starts)
-    for wide in settings[::STRIDE]:
-        running = running and try_all([start._replace(setting=wide) for start in starts])
-    best = _different(_best(found))[:TRIED]
-    running = running and try_all([c._replace(setting=setting) for c in best for setting in settings])
+    for setting in settings[: max(1, evaluations // (4 * max(1, len(starts))))]:
+        running = running and try_all([start._replace(setting=setting) for start in starts])
+    best = _different(_best(found))
+    running = running and try_all([c._replace(setting=s) for c in best[:TRIED] for s in settings])
     left = evaluations - last - len(found)
-    origins = _different(_best(found))[:CLIMBS]
+    origins = _different(_best(found))
+    climbs = 0
     while running and moves and origins and left > 0:
-        running = _climb(short, space, origins.pop(0), found, moves, min(left, LENGTH), chance, go_on)
-        left -= LENGTH
-        if not origins:
-            origins = [chance.choice(_different(_best(found)[:AGAIN]))]
+        fresh = origins[climbs // 2 :] if climbs % 2 == 0 else []
+        origin = fresh[0] if fresh else chance.choice(_best(found)[:AGAIN])
+        running = _climb(short, space, origin, found, moves, min(left, LENGTH), chance, go_on)
+        left, climbs = left - LENGTH, climbs + 1
     finalists = [score(space, candidate) for candidate in _best(found)[:KEPT]]
     if last and running and finalists:
         best = min(finalists, key=lambda scored: scored.makespan)

@@ -7,14 +7,14 @@ import numpy as np
 from jaxpipe.planning.candidate import PLAIN, Candidate, Space
 from jaxpipe.planning.layers import even_layers, layer_starts
 from jaxpipe.planning.list_scheduler import BY_TIMETABLE, I_FIRST, IN_TURN, Setting
-from jaxpipe.planning.partition import balanced
+from jaxpipe.planning.partition import balanced, even
 from jaxpipe.planning.refit import refit
 from jaxpipe.planning.spread import merged, placements, spread
 
 SETTINGS = tuple(
     Setting(forward, backward, order)
-    for forward, backward in ((1.0, 1.0), (2.0, 1.0), (np.inf, 1.0), (4.0, 2.0))
-    for order in (I_FIRST, IN_TURN, BY_TIMETABLE)
+    for order in (IN_TURN, I_FIRST, BY_TIMETABLE)
+    for forward, backward in ((np.inf, 1.0), (2.0, 1.0), (1.0, 1.0), (4.0, 2.0))
 )
 """Settings that starts are tried with."""
 
@@ -87,6 +87,7 @@ def _stages(
         if "placement" in words:
             for homes in placements(devices, len(pieces)):
                 yield spread(time_N, homes)
+                yield even(len(pieces), len(homes)), homes
         if space.limit < np.inf:
             yield from _lean(space, words, full)
         return

@@ -50,13 +50,11 @@ class Tuned(NamedTuple):
     makespan: float
 
 
-def check_tuning(words: Collection[str], evaluations: int) -> None:
-    """Raises ValueError for a word that is not in WORDS and for no evaluations."""
+def check_words(words: Collection[str]) -> None:
+    """Raises ValueError for a word that is not in WORDS."""
     for word in words:
         if word not in WORDS:
             raise ValueError(f"cannot tune {word!r}; known: {', '.join(WORDS)}")
-    if evaluations < 1:
-        raise ValueError(f"a search of {evaluations} evaluations finds nothing; expected at least 1")
 
 
 def usual_evaluations(devices: int, microbatches: int) -> int:
@@ -87,12 +85,14 @@ def tune(
     given: plans for the same costs that the result must not be slower than, such as named ones.
 
     Raises:
-      ValueError: as `check_tuning`; there are more devices than pieces; nothing found fits, with what the
-        leanest plan needs.
+      ValueError: as `check_words`; there are no evaluations, or more devices than pieces; nothing found
+        fits, with what the leanest plan needs.
     """
     if evaluations is None:
         evaluations = usual_evaluations(devices, microbatches)
-    check_tuning(words, evaluations)
+    check_words(words)
+    if evaluations < 1:
+        raise ValueError(f"a search of {evaluations} evaluations finds nothing; expected at least 1")
     check_counts(len(costs.pieces), devices)
     split = "schedule" in words
     spaces = [

@@ -2,7 +2,7 @@
 
 import json
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
@@ -18,12 +18,16 @@ from jaxpipe.planning.interchange import write_csv
 from jaxpipe.planning.named import named_plan
 from jaxpipe.planning.plan import Plan
 from jaxpipe.planning.simulator import Simulation, lower_bound, simulate
+from jaxpipe.planning.tune import GoOn, tune
 from jaxpipe.reports.gantt import attention_stages, write_gantt
 from jaxpipe.reports.trace import write_trace
 from jaxpipe.reports.units import format_bytes, format_duration
 
-Ticks = Callable[[Plan], float]
-"""The makespan of a plan on ticks."""
+Ticks = Callable[[Plan, CostTable], float]
+"""The makespan of a plan on ticks, with the costs that it is about."""
+
+TUNED = "tuned"
+"""Name of the plan that is searched for."""
 
 FILES = ("plan.json", "schedule.csv", "gantt.svg", "trace.json")
 """What `write_plan` writes of a plan."""
@@ -58,12 +62,14 @@ def make_problem(
 class Judged(NamedTuple):
     """A plan and what it comes to, in the unit of the cost table.
 
+    costs: what the plan is about; where a vocabulary is split, those of the shards.
     search_seconds: time that it took to make the plan.
     simulation, tick_makespan: None where the schedule cannot run.
     fault: why the plan is not valid; empty where it is.
     """
 
     plan: Plan
+    costs: CostTable
     search_seconds: float
     simulation: Simulation | None
     tick_makespan: float | None
@@ -81,15 +87,49 @@ def make_judged(name: str, problem: Problem, ticks: Ticks) -> Judged:
     return judge(plan, time.perf_counter() - began, problem, ticks)
 
 
+def make_tuned(
+    problem: Problem,
+    ticks: Ticks,
+    words: Collection[str],
+    evaluations: int | None,
+    seed: int,
+    given: Collection[Plan],
+    go_on: GoOn,
+) -> Judged:
+    """Searches for a plan and judges it: of those nearly as fast as the best the fastest on ticks.
+
+    The arguments are those of `tune`.
+
+    Raises:
+      ValueError: as `tune`.
+    """
+    began = time.perf_counter()
+    found = tune(
+        problem.costs,
+        problem.devices,
+        problem.microbatches,
+        words,
+        problem.memory_model,
+        evaluations,
+        seed,
+        tuple(given),
+        go_on,
+    )
+    chosen = min(found, key=lambda tuned: ticks(tuned.plan, tuned.costs))
+    seconds = time.perf_counter() - began
+    return judge(chosen.plan, seconds, problem._replace(costs=chosen.costs), ticks)
+
+
 def judge(plan: Plan, search_seconds: float, problem: Problem, ticks: Ticks) -> Judged:
     """Simulates a plan, puts it on ticks, and looks at its memory."""
     costs, limit = problem.costs, problem.memory_limit_bytes
     try:
         simulation = simulate(plan, costs, memory_model=problem.memory_model)
     except ValueError as error:
-        return Judged(plan, search_seconds, None, None, str(error))
+        return Judged(plan, costs, search_seconds, None, None, str(error))
     over = limit is not None and max(simulation.peak_bytes) > limit
-    return Judged(plan, search_seconds, simulation, ticks(plan), "above the memory limit" if over else "")
+    fault = "above the memory limit" if over else ""
+    return Judged(plan, costs, search_seconds, simulation, ticks(plan, costs), fault)
 
 
 def best(judged: Mapping[str, Judged]) -> str | None:
@@ -224,7 +264,7 @@ def write_plan(folder: Path, found: Judged, problem: Problem, title: str) -> lis
       what is left out, with the reason: schedules that PyTorch's CSV cannot express have none. One that an
         earlier plan left there is removed.
     """
-    plan, costs, left_out = found.plan, problem.costs, []
+    plan, costs, left_out = found.plan, found.costs, []
     plans.save(plan, folder / "plan.json")
     try:
         (folder / "schedule.csv").write_text(write_csv(plan.schedule))

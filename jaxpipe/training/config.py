@@ -14,6 +14,7 @@ from ml_collections import ConfigDict
 
 from jaxpipe.costs.chips import CHIPS
 from jaxpipe.models.families import FAMILIES
+from jaxpipe.planning.named import NAMED, check_numbers
 from jaxpipe.planning.plan import POLICIES
 from jaxpipe.planning.schedules import SCHEDULES
 from jaxpipe.program.choose import OPS
@@ -21,6 +22,8 @@ from jaxpipe.training.fields import build, check_limits, checked, default_tree, 
 
 BYTES = 256
 """Tokens are bytes, so a vocabulary must hold at least this many."""
+TUNED = "tuned"
+"""In place of the name of a schedule: search for the best plan."""
 
 
 @dataclass(frozen=True)
@@ -60,8 +63,9 @@ class MeshConfig:
 class PlanConfig:
     """How the pieces are laid out on the stages.
 
-    schedule: a name of `SCHEDULES`.
-    partition: "balanced" by cost or "even" by number of pieces.
+    schedule: a name of `NAMED`, "tuned" to search for the best plan, or a plan.json.
+    partition: "balanced" by cost or "even" by number of pieces; this and recompute count only for schedules
+      of `SCHEDULES`, as the others choose them.
     recompute: a policy for every piece ("none"), or by kind ("mamba=full,mlp=none"; others "none").
     chip: the chip whose roofline gives the costs.
     slots: "static" (every parameter slot has ops of its own), "stacked" (the slots of a kind share them) or
@@ -69,7 +73,7 @@ class PlanConfig:
     patterns: at most so many sets of permutes that a tick may choose from; 0 lets the planner choose.
     """
 
-    schedule: str = limited("1f1b", choices=tuple(SCHEDULES))
+    schedule: str = "1f1b"
     partition: str = limited("balanced", choices=("balanced", "even"))
     recompute: str = "none"
     chip: str = limited("cpu", choices=tuple(CHIPS))
@@ -254,6 +258,31 @@ def _check_together(config: Config) -> None:
             f"field 'model.vocab' is {config.model.vocab}; expected at least {BYTES}, as tokens are bytes"
         )
     recompute_policies(config.plan.recompute)
+    _check_plan(config)
+
+
+def _check_plan(config: Config) -> None:
+    """Checks `plan.schedule` and what stands beside it, without looking at files."""
+    schedule = config.plan.schedule
+    if schedule in SCHEDULES:
+        return
+    if schedule not in NAMED and schedule != TUNED and not schedule.endswith(".json"):
+        raise ValueError(
+            f"field 'plan.schedule' is {schedule!r}; expected one of {', '.join(NAMED)}, {TUNED!r} or a "
+            "plan.json"
+        )
+    for name in ("partition", "recompute"):
+        value, default = getattr(config.plan, name), getattr(PlanConfig(), name)
+        if value != default:
+            raise ValueError(
+                f"field 'plan.{name}' is {value!r}, but plan.schedule {schedule!r} chooses it; expected "
+                f"{default!r}"
+            )
+    if schedule in NAMED:
+        try:
+            check_numbers(schedule, config.mesh.stage, config.batch.microbatches)
+        except ValueError as error:
+            raise ValueError(f"field 'plan.schedule' is {schedule!r}: {error}") from error
 
 
 def _default_of(name: str, expected) -> Any:

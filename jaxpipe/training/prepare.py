@@ -11,8 +11,8 @@ from jaxpipe.costs.table import CostTable
 from jaxpipe.models.code import Codes, trace_model
 from jaxpipe.models.families import FAMILIES
 from jaxpipe.models.piece import Model
-from jaxpipe.planning.build import make_plan
 from jaxpipe.planning.plan import Action, Plan
+from jaxpipe.planning.tune import GoOn
 from jaxpipe.program.arrange import arrange
 from jaxpipe.program.choose import lower_by_numbers
 from jaxpipe.program.program import Program
@@ -22,7 +22,8 @@ from jaxpipe.runtime.executor import make_step
 from jaxpipe.runtime.layout import Layout, make_layout
 from jaxpipe.runtime.mesh import make_mesh
 from jaxpipe.runtime.specs import piece_specs
-from jaxpipe.training.config import Config, recompute_policies
+from jaxpipe.training.config import Config
+from jaxpipe.training.plans import choose_plan
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,11 +60,12 @@ def build_model(config: Config) -> Model:
     return FAMILIES[config.family][1](config.model, jnp.dtype(config.dtype), config.mesh.model)
 
 
-def prepare(config: Config, mesh: Mesh | None = None) -> Job:
+def prepare(config: Config, mesh: Mesh | None = None, go_on: GoOn = lambda made, best: True) -> Job:
     """Builds the model, prices it, plans, lowers and verifies. Makes no arrays on the mesh.
 
     Args:
       mesh: of the configuration's sizes, its devices present or not; None for those that JAX sees first.
+      go_on: told about the search for a plan, as `planning.tune.tune` does.
 
     Raises:
       ValueError: one line about what does not fit together.
@@ -76,22 +78,14 @@ def prepare(config: Config, mesh: Mesh | None = None) -> Job:
             f"so expected at most {len(model.pieces)}"
         )
     costs = price(config, model, mesh.abstract_mesh)
-    kinds = [p.kind for p in model.pieces]
-    plan = make_plan(
-        costs,
-        config.mesh.stage,
-        config.batch.microbatches,
-        config.plan.schedule,
-        config.plan.partition,
-        recompute_policies(config.plan.recompute, kinds),
-    )
+    plan = choose_plan(config, costs, tick_times(config, model, mesh.abstract_mesh), go_on)
     codes, pieces, program, makespan, run_training = _program(
         config, model, mesh, costs, plan, plan.recompute
     )
     layout = make_layout(model, program)
     forward = _forward_only(plan)
     _, _, evaluation, _, run_evaluation = _program(
-        config, model, mesh, costs, forward, ("forward",) * len(kinds)
+        config, model, mesh, costs, forward, ("forward",) * len(model.pieces)
     )
     return Job(
         config,
@@ -117,10 +111,10 @@ def price(config: Config, model: Model, mesh) -> CostTable:
     return analytic_costs(model, codes, config.plan.chip, dtype.itemsize)
 
 
-def tick_times(config: Config, model: Model, mesh, costs: CostTable) -> Callable[[Plan], float]:
-    """A function from plans to their time on ticks with one set of permutes; `mesh` may be abstract."""
+def tick_times(config: Config, model: Model, mesh) -> Callable[[Plan, CostTable], float]:
+    """A function from plans and costs to times on ticks with one set of permutes; `mesh` may be abstract."""
 
-    def ticks(plan: Plan) -> float:
+    def ticks(plan: Plan, costs: CostTable) -> float:
         codes = trace_model(model, mesh, *_sizes(config), plan.recompute, jnp.dtype(config.dtype))
         return arrange(plan, piece_specs(model, codes, plan.recompute), costs)[0].makespan
 

@@ -17,8 +17,10 @@ from rich.console import Console
 from jaxpipe.models.piece import param_shapes
 from jaxpipe.planning.build import rivals
 from jaxpipe.planning.simulator import lower_bound, simulate
+from jaxpipe.planning.tune import usual_evaluations
 from jaxpipe.program.arrange import arrange
 from jaxpipe.program.program import stacked_kinds
+from jaxpipe.reports.progress import search_progress
 from jaxpipe.reports.tables import dispatch_line, piece_rows, pieces_table, plan_row, plans_table
 from jaxpipe.reports.units import format_duration
 from jaxpipe.runtime.mesh import describe
@@ -72,7 +74,8 @@ def train(
     workdir = Path(workdir)
     data = config.data
     corpus = load_corpus(data.corpus, data.suffixes, data.holdout_every, data.sequence_length)
-    job = prepare(config)
+    evaluations = usual_evaluations(config.mesh.stage, config.batch.microbatches)
+    job = prepare(config, go_on=search_progress(console, evaluations, float("inf"), "s"))
     for line in open_workdir(workdir, config):
         console.out(f"changed since this run began: {line}", highlight=False)
     _show(job, workdir, console)
@@ -199,7 +202,8 @@ def _show(job: Job, workdir: Path, console: Console) -> None:
     console.print(plans_table(rows, costs.unit, job.plan.name, costs.memory_limit_bytes))
     signature = job.program.signature
     console.out(f"compiled from {dispatch_line(len(signature.ops), patterns, stacked_kinds(signature))}")
-    write_reports(workdir, job, simulations[job.plan.name])
+    for line in write_reports(workdir, job, simulations[job.plan.name]):
+        console.out(line, highlight=False)
 
 
 @contextmanager

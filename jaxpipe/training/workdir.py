@@ -7,7 +7,7 @@ from jaxpipe.costs.table import save as save_costs
 from jaxpipe.planning.interchange import write_csv
 from jaxpipe.planning.plan import save as save_plan
 from jaxpipe.planning.simulator import Simulation
-from jaxpipe.reports.gantt import write_gantt
+from jaxpipe.reports.gantt import attention_stages, write_gantt
 from jaxpipe.reports.trace import write_trace
 from jaxpipe.training.config import Config, differences, to_json
 from jaxpipe.training.prepare import Job
@@ -77,12 +77,23 @@ def open_workdir(workdir: Path, config: Config) -> list[str]:
     return changed
 
 
-def write_reports(workdir: Path, job: Job, simulation: Simulation) -> None:
-    """Writes costs, plan, schedule, picture and trace."""
-    unit = job.costs.unit
+def write_reports(workdir: Path, job: Job, simulation: Simulation) -> list[str]:
+    """Writes costs, plan, schedule, picture and trace.
+
+    Returns:
+      what is left out, with the reason.
+    """
+    unit, left_out = job.costs.unit, []
     save_costs(job.costs, workdir / "costs.json")
     save_plan(job.plan, workdir / "plan.json")
-    (workdir / "schedule.csv").write_text(write_csv(job.plan.schedule))
+    try:
+        (workdir / "schedule.csv").write_text(write_csv(job.plan.schedule))
+    except ValueError as error:  # PyTorch's grammar has one device a stage, so rotated attention has none
+        (workdir / "schedule.csv").unlink(missing_ok=True)
+        left_out.append(f"no schedule.csv: {error}")
     title = f"{job.model.name}, {job.plan.name}, predicted for chip {job.config.plan.chip}"
-    write_gantt(simulation, job.plan, workdir / "gantt.svg", title, unit)
+    write_gantt(
+        simulation, job.plan, workdir / "gantt.svg", title, unit, attention_stages(job.plan, job.costs)
+    )
     write_trace(simulation, workdir / "trace.json", unit)
+    return left_out

@@ -76,8 +76,14 @@ def test_a_wrong_flag_of_the_program_is_one_line(arguments, message):
         ([LLAMA, "--config.train.steps=abc"], "field 'train.steps' is 'abc'; expected a whole number"),
         ([LLAMA, "--config.train.steps", "1.5"], "field 'train.steps' is '1.5'; expected a whole number"),
         ([LLAMA, "--config.train.steps"], "field 'train.steps' has no value; expected a whole number"),
-        ([LLAMA, "--config.train.steps", "--workdir=x"], "field 'train.steps' has no value; expected a whole number"),
-        ([LLAMA, "--noconfig.seed"], "field 'seed' is set by --noconfig.seed; expected --config.seed=a whole number"),
+        (
+            [LLAMA, "--config.train.steps", "--workdir=x"],
+            "field 'train.steps' has no value; expected a whole number",
+        ),
+        (
+            [LLAMA, "--noconfig.seed"],
+            "field 'seed' is set by --noconfig.seed; expected --config.seed=a whole number",
+        ),
         ([LLAMA, "--config.model.tied=x"], "field 'model.tied' is 'x'; expected true or false"),
         ([LLAMA, "--config.optimizer.b1=x"], "field 'optimizer.b1' is 'x'; expected a number"),
         ([LLAMA, "--config.model.window=x"], "field 'model.window' is 'x'; expected a whole number"),

@@ -75,7 +75,7 @@ def test_some_schedules(folder):
 
 
 def test_every_schedule_has_a_plan_or_a_reason(folder):
-    done = of_costs(folder, "--microbatches=6")
+    done = of_costs(folder, "--microbatches=6", "--tune=")
     assert (done.returncode, done.stderr) == (0, "")
     found = report(folder)
     assert set(found["plans"]) | set(found["refused"]) == set(NAMED)
@@ -87,7 +87,7 @@ def test_every_schedule_has_a_plan_or_a_reason(folder):
 
 
 def test_the_limit_decides_what_is_valid_and_show_what_is_written(folder):
-    arguments = ("--microbatches=8", "--schedules=gpipe,1f1b")
+    arguments = ("--microbatches=8", "--schedules=gpipe,1f1b", "--tune=")
     done = of_costs(folder, *arguments, "--memory_limit_gb=5")
     assert (done.returncode, done.stderr) == (0, "")
     # GPipe keeps 8 micro-batches of 1 GB, 1F1B 4.
@@ -110,8 +110,52 @@ def test_the_limit_decides_what_is_valid_and_show_what_is_written(folder):
     assert [path.name for path in (folder / "out").iterdir()] == ["report.json"]
 
 
+def test_the_search_adds_a_plan(folder):
+    arguments = ("--microbatches=8", "--schedules=1f1b,zb_h1", "--budget_evals=300")
+    done = of_costs(folder, *arguments, "--memory_model=ideal", "--memory_limit_gb=4")
+    assert (done.returncode, done.stderr) == (0, "")
+    plans_found = report(folder)["plans"]
+    tuned = plans_found["tuned"]
+    # No schedule of equal stages with as many micro-batches in flight as stages beats ZB-H1's 27 by more
+    # than the bubble, 3; the bound is 24.
+    assert 24 <= tuned["makespan"] <= plans_found["zb_h1"]["makespan"] == 27
+    assert tuned["valid"]
+    assert tuned["peak_bytes"] <= 4e9
+    done = of_costs(folder, *arguments, "--show=tuned", "--tune=partition")
+    assert (done.returncode, done.stderr) == (0, "")
+    plan = plans.load(folder / "out" / "plan.json")
+    # Only the partition is tuned, which is even here already: 1F1B with one stage a device.
+    assert (plan.stage_bounds, plan.stage_to_device) == ((0, 1, 2, 3, 4), (0, 1, 2, 3))
+
+
+def test_a_limit_that_no_plan_keeps(folder):
+    arguments = ("--microbatches=8", "--schedules=1f1b", "--memory_model=ideal", "--budget_evals=20")
+    done = of_costs(folder, *arguments, "--memory_limit_gb=0.5")
+    assert done.returncode == 1
+    assert "no plan for tuned: memory limit of 0.5 GB a device is too small: the leanest plan" in done.stdout
+    assert "needs at least 1 GB on device 0, 0 bytes of it for parameters" in done.stdout
+    assert of_costs(folder, *arguments, "--memory_limit_gb=1").returncode == 0
+
+
+def test_head_shards_are_pieces(folder):
+    head = PieceCost("head", "head", 3, 3, 3, stash_bytes=10**9)
+    costs = CostTable("ms", (*COSTS.pieces[:3], head))
+    table.save(costs, folder / "head.json")
+    arguments = ("--microbatches=8", "--devices=4", f"--workdir={folder / 'out'}", "--schedules=1f1b")
+    done = run(f"--costs={folder / 'head.json'}", *arguments, "--tune=partition,placement,schedule,head")
+    assert (done.returncode, done.stderr) == (0, "")
+    # Whole, the head alone takes 8 * 9 = 72; split it leaves 8 * 18 / 4 = 36 at least.
+    assert 36 <= report(folder)["plans"]["tuned"]["makespan"] < 60
+    plan = plans.load(folder / "out" / "plan.json")
+    costs = table.load(folder / "out" / "costs.json")
+    assert plan.pieces == tuple(piece.name for piece in costs.pieces)
+    assert plan.pieces[3] == "head/0"
+    assert simulate(plan, costs).makespan == pytest.approx(report(folder)["plans"]["tuned"]["makespan"])
+
+
 def test_a_cost_table_needs_no_jax(folder):
     arguments = [f"--costs={folder / 'costs.json'}", "--devices=4", "--microbatches=4", "--schedules=1f1b"]
+    arguments += ["--budget_evals=10"]
     code = (
         "import sys\n"
         f"sys.argv = {['plan', *arguments, f'--workdir={folder / "out"}']}\n"
@@ -129,7 +173,7 @@ def test_a_cost_table_needs_no_jax(folder):
 def test_a_configuration_in_place_of_costs(folder):
     config, workdir = f"--config={folder / 'config.py'}", f"--workdir={folder / 'out'}"
     names = "--schedules=1f1b,helix_naive"
-    done = run(config, workdir, names, "--config.batch.microbatches=2")
+    done = run(config, workdir, names, "--config.batch.microbatches=2", "--budget_evals=50")
     assert (done.returncode, done.stderr) == (0, "")
     found = report(folder)
     assert (found["devices"], found["microbatches"], found["unit"]) == (2, 2, "s")
@@ -155,7 +199,16 @@ def test_a_configuration_in_place_of_costs(folder):
         (("--schedules=",), "--schedules is empty; expected names of schedules with commas between them"),
         (("--schedules=1f1b", "--show=gpipe"), "--show is 'gpipe'; expected one of --schedules, 1f1b"),
         (("--show=1f2b",), "unknown schedule '1f2b'; known: gpipe,"),
-        (("--tune=partition",), "--tune is 'partition'; expected nothing, as nothing can be searched yet"),
+        (
+            ("--tune=partition,speed",),
+            "--tune: cannot tune 'speed'; known: partition, placement, schedule, recompute, attention, head",
+        ),
+        (
+            ("--budget_evals=0",),
+            "--budget_evals is '0'; expected a number of schedules that the search tries",
+        ),
+        (("--budget_s=0",), "--budget_s is 0; expected a number of seconds, more than 0"),
+        (("--show=tuned", "--tune="), "--show is 'tuned' and --tune is empty; expected something to tune"),
         (("--memory_limit_gb=0",), "--memory_limit_gb is 0.0; expected the memory of a device in 10^9 bytes"),
         (("--memory_limit_gb=nan",), "--memory_limit_gb is nan; expected the memory of a device"),
         (("--memory_limit_gb=much",), "--memory_limit_gb is 'much'; expected the memory of a device"),
@@ -164,7 +217,7 @@ def test_a_configuration_in_place_of_costs(folder):
         (("--devices=5", "--schedules=1f1b"), "schedule '1f1b' on 5 devices needs at least 5 pieces, not 4"),
         (
             ("--schedule=1f1b",),
-            "unknown flag --schedule; did you mean --schedules? known: --config, --costs,",
+            "unknown flag --schedule; did you mean --schedules? known: --budget_evals, --budget_s, --config,",
         ),
         (("1f1b",), "unexpected argument '1f1b'; flags start with --"),
         (("--workdir=",), "--workdir is missing; expected the folder to write to"),

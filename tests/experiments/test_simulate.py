@@ -154,7 +154,7 @@ def test_a_wrong_plan_is_one_line(tmp_path, change, code, message):
     [
         (None, "cannot read {}: No such file or directory"),
         ("[" * 100_000, "{} is nested too deeply; expected a plan as JSON"),
-        ("{", "{}: Expecting property name"),
+        ("{", "{} is not JSON (Expecting property name"),
         ("[]", "{}: a plan must be a JSON object, not list"),
     ],
 )

@@ -77,7 +77,7 @@ def test_json_errors_name_missing_fields_and_the_file(tmp_path):
     with pytest.raises(ValueError, match="must be a JSON object, not list"):
         plans.from_json([])
     (tmp_path / "plan.json").write_text("{")
-    with pytest.raises(ValueError, match=r"plan\.json: "):
+    with pytest.raises(ValueError, match=r"plan\.json is not JSON \(Expecting property name"):
         plans.load(tmp_path / "plan.json")
 
 

@@ -106,6 +106,19 @@ def test_reads_back_its_own_json():
             "field 'plan.schedule' is 'zb'; expected one of gpipe, gpipe_split, 1f1b, 1f1b_split, zb_h1",
         ),
         (
+            {"plan__schedule": "tuned", "plan__recompute": "full"},
+            "field 'plan.recompute' is 'full', but plan.schedule 'tuned' chooses it; expected 'none'",
+        ),
+        (
+            {"plan__schedule": "plan.json", "plan__partition": "even"},
+            "field 'plan.partition' is 'even', but plan.schedule 'plan.json' chooses it; expected 'balanced'",
+        ),
+        (
+            {"plan__schedule": "interleaved_1f1b", "batch__microbatches": 2, "mesh__stage": 4},
+            "field 'plan.schedule' is 'interleaved_1f1b': schedule 'interleaved_1f1b' on 4 devices takes "
+            "multiples of 4 micro-batches, not 2",
+        ),
+        (
             {"plan__chip": "h300"},
             "field 'plan.chip' is 'h300'; expected one of h100, h200, h20, a100, cpu",
         ),
