@@ -42,7 +42,9 @@ class Problem(NamedTuple):
 
 def gap() -> Section:
     """How much slower plans are than the best of all, on random problems whose optimum CP-SAT proves."""
-    table = make_table("makespan over the optimum", "kind", "cases", "optimal", "mean", "worst", "s", "CP-SAT, s")
+    table = make_table(
+        "makespan over the optimum", "kind", "cases", "optimal", "mean", "worst", "s", "CP-SAT, s"
+    )
     rows, skipped = [], 0
     for kind in WORDS:
         random, own = Random(len(rows)), []
@@ -102,9 +104,9 @@ def _sizes(kind: str, random: Random) -> tuple[int, int, int]:
 def blank_plans(problem: Problem) -> Iterator[Plan]:
     """Plans without a schedule, the best of which is the best of all.
 
-    With all placements every piece is a stage: no plan is slower or takes more memory for that, as what runs in
-    one action may as well run in several, one right after the other. Devices are alike, so the first stage of
-    each comes after those of the devices before it.
+    With all placements every piece is a stage: no plan is slower or takes more memory for that, as what runs
+    in one action may as well run in several, one right after the other. Devices are alike, so the first stage
+    of each comes after those of the devices before it.
     """
     costs, devices, microbatches = problem.costs, problem.devices, problem.microbatches
     if problem.kind == "one stage a device":
