@@ -13,7 +13,7 @@ from collections.abc import Callable
 from absl import app, flags
 from rich.console import Console
 
-from experiments.benchmarks import planner_cells
+from experiments.benchmarks import planner_a100, planner_cells, planner_gap, planner_long
 from experiments.benchmarks.output import begin, write_results
 from experiments.benchmarks.planner_section import Section
 
@@ -21,6 +21,9 @@ SECTIONS: dict[str, Callable[[], Section]] = {
     "cells": planner_cells.gains,
     "ablation": planner_cells.ablation,
     "times": planner_cells.times,
+    "gap": planner_gap.gap,
+    "a100": planner_a100.a100,
+    "long": planner_long.long,
     "sensitivity": planner_cells.sensitivity,
 }
 """Every section by name."""

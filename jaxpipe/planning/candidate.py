@@ -12,7 +12,7 @@ import numpy as np
 from jaxpipe.costs.table import CostTable
 from jaxpipe.planning import engine
 from jaxpipe.planning.list_scheduler import Lines, Rows, Setting, least_memory, list_schedule
-from jaxpipe.planning.memory import padded_bytes
+from jaxpipe.planning.padded import Padding, make_padding, padded_registers, padded_state
 from jaxpipe.planning.plan import PHASES, Action, Plan
 from jaxpipe.planning.stages import costs_of_stages
 
@@ -44,7 +44,7 @@ class Space(NamedTuple):
     limit: memory of a device in bytes, infinite for none.
     split: whether I and W run apart.
     value_2xNxC: COLUMNS of each piece, without and with recompute. message_N: time of the message behind it.
-    padded: whether the limit is one of padded memory.
+    padding: where the limit is one of padded memory.
     """
 
     costs: CostTable
@@ -54,7 +54,7 @@ class Space(NamedTuple):
     split: bool
     value_2xNxC: np.ndarray
     message_N: np.ndarray
-    padded: bool
+    padding: Padding | None
 
     @property
     def time_2xN(self) -> np.ndarray:
@@ -103,7 +103,7 @@ def make_space(
         split=split,
         value_2xNxC=value,
         message_N=np.array([costs.link.time(piece.output_bytes) for piece in costs.pieces], float),
-        padded=memory_model == "padded" and limit is not None,
+        padding=make_padding(costs) if memory_model == "padded" and limit is not None else None,
     )
 
 
@@ -128,11 +128,11 @@ class Need(NamedTuple):
 def score(space: Space, candidate: Candidate, deadline: float = np.inf) -> Scored:
     """Schedules a candidate. What needs more than `deadline` or more memory than there is scores infinity."""
     lines, state_D = _lines(space, candidate)
-    if space.padded:
-        state_D[:] = _padded(space, candidate, None)
+    if space.padding:
+        state_D[:] = _state(space, candidate)
     room_D = space.limit - state_D
     rows = list_schedule(lines, room_D, space.microbatches, candidate.setting, deadline)
-    if space.padded:
+    if space.padding:
         rows = _squeezed(space, candidate, lines, room_D, rows, deadline)
     return Scored(float(rows.end_D.max()), candidate, rows)
 
@@ -142,12 +142,12 @@ def need(space: Space, candidate: Candidate) -> Need:
     lines, state_D = _lines(space, candidate)
     least_D = _least(lines, space.devices)
     device = int((least_D + state_D).argmax())
-    if not space.padded:
+    if not space.padding:
         return Need(float(least_D[device] + state_D[device]), float(state_D[device]), device)
     rows = list_schedule(lines, least_D, space.microbatches, candidate.setting)
-    state = _padded(space, candidate, None)
+    state = _state(space, candidate)
     # The scheduler asks for room for the stash of all stages at once, even where padding shares it.
-    total = max(_padded(space, candidate, rows), state + float(least_D.max()))
+    total = max(state + _registers(space, candidate, rows), state + float(least_D.max()))
     return Need(total, state, device)
 
 
@@ -155,16 +155,15 @@ def _squeezed(space, candidate, lines, room_D, rows, deadline) -> Rows:
     """A schedule for which what padding adds fits, too: made again with less memory until it does."""
     least_D = _least(lines, space.devices)
     allowed_D, room = room_D, float(room_D[0])
-    state = space.limit - room
     for attempt in range(1, SQUEEZES + 1):
         if rows.end_D.max() == np.inf:
             return rows
-        needed = _padded(space, candidate, rows) - state
+        needed = _registers(space, candidate, rows)
         if needed <= room:
             return rows
         allowed_D = np.maximum(least_D, allowed_D * (room / needed)) if attempt < SQUEEZES else least_D
         rows = list_schedule(lines, allowed_D, space.microbatches, candidate.setting, deadline)
-    if rows.end_D.max() < np.inf and _padded(space, candidate, rows) - state > room:
+    if rows.end_D.max() < np.inf and _registers(space, candidate, rows) > room:
         rows.end_D[:] = np.inf
     return rows
 
@@ -176,10 +175,15 @@ def _least(lines: Lines, devices: int) -> np.ndarray:
     return least_D
 
 
-def _padded(space: Space, candidate: Candidate, rows: Rows | None) -> float:
-    """Padded bytes of a schedule; without one those of the parameters."""
-    flat = engine.encode(((),) * space.devices) if rows is None else _flat(space, candidate, rows)
-    return padded_bytes(_plan(space, candidate), space.costs, flat)
+def _state(space: Space, candidate: Candidate) -> float:
+    """Padded bytes of the parameters."""
+    return padded_state(space.padding, candidate.bounds, candidate.homes, space.devices)
+
+
+def _registers(space: Space, candidate: Candidate, rows: Rows) -> float:
+    """Padded bytes of the registers."""
+    flat = _flat(space, candidate, rows)
+    return padded_registers(space.padding, candidate.bounds, candidate.full, flat)
 
 
 def to_plan(space: Space, name: str, scored: Scored) -> Plan:

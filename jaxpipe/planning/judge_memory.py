@@ -8,7 +8,8 @@ from jaxpipe.costs.table import CostTable
 from jaxpipe.planning.engine import encode
 from jaxpipe.planning.interchange import Sheet
 from jaxpipe.planning.judge import Verdict
-from jaxpipe.planning.memory import MEMORY_MODELS, memory_timelines, padded_bytes
+from jaxpipe.planning.memory import MEMORY_MODELS, memory_timelines
+from jaxpipe.planning.padded import padded_bytes
 from jaxpipe.planning.plan import Plan
 from jaxpipe.planning.stages import stage_costs
 

@@ -1,18 +1,15 @@
-"""Memory that each device holds, from the order of its actions.
+"""Memory that each device uses, from the order of its actions.
 
-Two models. *Ideal*: every device holds what it uses. *Padded*: what one program for all devices (SPMD)
-allocates: every device has the same parameter slots and registers, as many as the fullest needs.
+That is the *ideal* model. The *padded* one, what one program for all devices allocates, is in `padded`.
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import numpy as np
 
-from jaxpipe.costs.table import CostTable
 from jaxpipe.planning.engine import Rows
 from jaxpipe.planning.plan import Plan
-from jaxpipe.planning.stages import StageCost, held_bytes
+from jaxpipe.planning.stages import StageCost
 
 MEMORY_MODELS = ("ideal", "padded")
 """Models of memory, by name."""
@@ -59,55 +56,6 @@ def peaks_in_flight(rows: Rows) -> tuple[int, ...]:
     """For each device the most (stage, micro-batch) pairs between the start of F and the end of B or W."""
     each = np.ones(1 + rows.stage.max(initial=0), np.int64)
     return tuple(_peaks(rows, *_changes(rows, each, each, 0 * each)).tolist())
-
-
-def padded_bytes(plan: Plan, costs: CostTable, rows: Rows) -> float:
-    """Bytes that every device allocates when all devices run one program.
-
-    Parameters: each device has as many slots of a kind of piece as the device with most pieces of it,
-    and a slot has the bytes of the kind's largest piece, times the table's `state_factor`.
-
-    Registers: each device has as many of a class as are ever alive at once on any device. The pieces of one
-    kind and recompute policy have three classes: what W needs of the stash, what it does not need, and what
-    I makes for W; a register has the bytes of the class's largest piece. Inputs that pieces with recompute
-    "full" stash are messages: those of equal bytes are one class, whatever the kind and whether W needs them.
-
-    The executor (program/registers.py, runtime/memory.py) also rounds numbers of registers up to
-    buckets, and has registers for messages, buffers for those on their way, and workspace; these
-    are left out.
-    """
-    state: dict[str, list[float]] = {}  # kind -> bytes of each of its pieces
-    slots: dict[str, np.ndarray] = {}
-    registers: dict[tuple, _Registers] = {}
-    for stage, device in enumerate(plan.stage_to_device):
-        for i in plan.stage_pieces(stage):
-            kind, policy = costs.pieces[i].kind, plan.recompute[i]
-            state.setdefault(kind, []).append(costs.pieces[i].param_bytes)
-            slots.setdefault(kind, np.zeros(plan.devices, np.int64))[device] += 1
-            stash, gradient = held_bytes(costs, i, policy)
-            kept = min(stash, gradient)
-            for life, size in (_KEPT, kept), (_FREED, stash - kept), (_MADE, gradient - kept):
-                message = policy == "full" and life != _MADE
-                key = ("input", size) if message else (kind, policy, life)
-                found = registers.setdefault(key, _Registers(np.zeros((3, plan.stages), np.int64), []))
-                found.number_3S[:, stage] += life
-                found.sizes.append(size)
-    total = costs.state_factor * sum(slots[kind].max() * max(sizes) for kind, sizes in state.items())
-    for number_3S, sizes in registers.values():
-        if size := max(sizes):
-            total += size * _peaks(rows, *_changes(rows, *number_3S)).max()
-    return float(total)
-
-
-class _Registers(NamedTuple):
-    """One class. number_3S: of each stage, as the arguments of `_changes`. sizes: bytes of its members."""
-
-    number_3S: np.ndarray
-    sizes: list[float]
-
-
-_KEPT, _FREED, _MADE = (1, 1, 0), (1, 0, 0), (0, 1, 1)
-"""Part of (stash, what W needs, what of that I makes): of the stash what W needs; the rest; what I makes."""
 
 
 def _changes(

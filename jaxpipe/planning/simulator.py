@@ -24,13 +24,8 @@ import numpy as np
 
 from jaxpipe.costs.table import CostTable
 from jaxpipe.planning.engine import NEVER, Links, Rows, blocked, connect, encode, run
-from jaxpipe.planning.memory import (
-    MEMORY_MODELS,
-    Timeline,
-    memory_timelines,
-    padded_bytes,
-    peaks_in_flight,
-)
+from jaxpipe.planning.memory import MEMORY_MODELS, Timeline, memory_timelines, peaks_in_flight
+from jaxpipe.planning.padded import padded_bytes
 from jaxpipe.planning.plan import Event, Plan
 from jaxpipe.planning.stages import CORE, StageCost, stage_costs
 
@@ -90,7 +85,7 @@ def simulate(
 
     sends: "buffered" or "rendezvous", as described above.
     memory_model: "ideal", each device holds what it uses; "padded", all allocate the same, as
-      `memory.padded_bytes` says. Times do not depend on it.
+      `padded.padded_bytes` says. Times do not depend on it.
 
     Raises:
       ValueError: when the table is not about the pieces of the plan, for an unknown way of sending or
