@@ -171,6 +171,7 @@ def _print_json(verdict: Verdict, valid: bool | None, memory: tuple[float, ...] 
         "makespan": verdict.makespan,
         "bubble_fraction": verdict.bubble_fraction,
         "internal_bubble": verdict.internal_bubble,
+        "internal_idle": verdict.internal_idle,
         "busy": verdict.busy,
         "peak_inflight": verdict.peak_in_flight,
         "valid": valid,

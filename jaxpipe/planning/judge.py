@@ -19,7 +19,7 @@ from jaxpipe.planning import rendezvous
 from jaxpipe.planning.faults import Fault, Place, Shape, missing_action, shape_of, wrong_cell
 from jaxpipe.planning.interchange import Cell, Sheet
 from jaxpipe.planning.partition import balanced
-from jaxpipe.planning.plan import Action, Event
+from jaxpipe.planning.plan import Action, Event, internal_idle
 from jaxpipe.planning.stages import StageCost, costs_of_stages
 
 
@@ -45,8 +45,8 @@ class Verdict(NamedTuple):
     chains: copies of the model, 1 but for bidirectional pipelines.
     stage_to_device: the device that runs the first micro-batch of each stage. floating: stages that run
       on several.
-    busy, bubble_fraction, internal_bubble, peak_in_flight, events: as in `simulator.Simulation`; the
-      events of a pair have one time.
+    busy, bubble_fraction, internal_bubble, internal_idle, peak_in_flight, events: as in
+      `simulator.Simulation`; the events of a pair have one time.
     stage_bounds: stage s of a chain holds the pieces stage_bounds[s]:stage_bounds[s + 1] of the cost table;
       None also where there is no table.
     """
@@ -60,7 +60,8 @@ class Verdict(NamedTuple):
     makespan: float | None = None
     busy: tuple[float, ...] | None = None
     bubble_fraction: float | None = None
-    internal_bubble: tuple[float, ...] | None = None
+    internal_bubble: float | None = None
+    internal_idle: tuple[float, ...] | None = None
     peak_in_flight: tuple[int, ...] | None = None
     events: tuple[tuple[Event, ...], ...] | None = None
     stage_bounds: tuple[int, ...] | None = None
@@ -115,6 +116,7 @@ def _verdict(shape: Shape, events: tuple[tuple[Event, ...], ...]) -> Verdict:
             devices[stage].append(device)
     makespan = max(row[-1].end for row in events if row)
     busy = tuple(_busy(row) for row in events)
+    inside = internal_idle(events, busy)
     return Verdict(
         error=None,
         microbatches=shape.microbatches,
@@ -124,9 +126,8 @@ def _verdict(shape: Shape, events: tuple[tuple[Event, ...], ...]) -> Verdict:
         makespan=makespan,
         busy=busy,
         bubble_fraction=1.0 - sum(busy) / (len(events) * makespan) if makespan else 0.0,
-        internal_bubble=tuple(
-            row[-1].end - row[0].start - used if row else 0.0 for row, used in zip(events, busy)
-        ),
+        internal_bubble=sum(inside) / (len(events) * makespan) if makespan else 0.0,
+        internal_idle=inside,
         peak_in_flight=tuple(map(_peak_in_flight, events)),
         events=events,
     )

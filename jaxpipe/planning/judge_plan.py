@@ -54,6 +54,7 @@ def _verdict(plan: Plan, simulation: Simulation) -> Verdict:
         busy=simulation.busy,
         bubble_fraction=simulation.bubble_fraction,
         internal_bubble=simulation.internal_bubble,
+        internal_idle=simulation.internal_idle,
         peak_in_flight=simulation.peak_in_flight,
         events=simulation.events,
         stage_bounds=plan.stage_bounds,

@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, fields
 from itertools import pairwise
 from pathlib import Path
@@ -48,6 +48,11 @@ class Event(NamedTuple):
     action: Action
     start: float
     end: float
+
+
+def internal_idle(events: Sequence[Sequence[Event]], busy: Sequence[float]) -> tuple[float, ...]:
+    """Of each device, the idle time between the start of its first event and the end of its last."""
+    return tuple(row[-1].end - row[0].start - used if row else 0.0 for row, used in zip(events, busy))
 
 
 @dataclass(frozen=True)

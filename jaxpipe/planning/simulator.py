@@ -26,7 +26,7 @@ from jaxpipe.costs.table import CostTable
 from jaxpipe.planning.engine import NEVER, Links, Rows, blocked, connect, encode, run
 from jaxpipe.planning.memory import MEMORY_MODELS, Timeline, memory_timelines, peaks_in_flight
 from jaxpipe.planning.padded import padded_bytes
-from jaxpipe.planning.plan import Event, Plan
+from jaxpipe.planning.plan import Event, Plan, internal_idle
 from jaxpipe.planning.stages import CORE, StageCost, stage_costs
 
 
@@ -58,7 +58,9 @@ class Simulation(NamedTuple):
     makespan: end of the last event.
     busy: time in which the device computes.
     bubble_fraction: 1 - sum(busy) / (devices * makespan); 0 when the makespan is 0.
-    internal_bubble: idle time between the first start and the last end of the device.
+    internal_bubble: the part of bubble_fraction that is neither before a device's first start nor after its
+      last end: sum(internal_idle) / (devices * makespan).
+    internal_idle: idle time between the first start and the last end of the device.
     peak_in_flight: most (stage, micro-batch) pairs at once between the start of F and the end of B or
       W. With one stage a device these are micro-batches.
     memory: steps (time, bytes) at which the bytes used change; they begin at time 0. They are those of the
@@ -71,7 +73,8 @@ class Simulation(NamedTuple):
     makespan: float
     busy: tuple[float, ...]
     bubble_fraction: float
-    internal_bubble: tuple[float, ...]
+    internal_bubble: float
+    internal_idle: tuple[float, ...]
     peak_in_flight: tuple[int, ...]
     memory: tuple[Timeline, ...]
     peak_bytes: tuple[float, ...]
@@ -107,7 +110,7 @@ def simulate(
     terms = _terms(rows, links, messages, start, end)
     busy = tuple(term.compute for term in terms)
     events = _events(plan, rows, start, end)
-    span = [row[-1].end - row[0].start if row else 0.0 for row in events]
+    inside = internal_idle(events, busy)
     memory = memory_timelines(plan, stages, rows, start, end)
     if memory_model == "padded":
         peak_bytes = (padded_bytes(plan, costs, rows),) * plan.devices
@@ -118,7 +121,8 @@ def simulate(
         makespan=makespan,
         busy=busy,
         bubble_fraction=1.0 - sum(busy) / (plan.devices * makespan) if makespan else 0.0,
-        internal_bubble=tuple(whole - used for whole, used in zip(span, busy)),
+        internal_bubble=sum(inside) / (plan.devices * makespan) if makespan else 0.0,
+        internal_idle=inside,
         peak_in_flight=peaks_in_flight(rows),
         memory=memory,
         peak_bytes=peak_bytes,

@@ -144,12 +144,6 @@ def _rank(found: Judged) -> tuple[float, ...]:
     return (*(float(f"{value:.9g}") for value in times), max(found.simulation.peak_bytes))
 
 
-def internal_bubble(simulation: Simulation) -> float:
-    """The part of the bubble fraction that is neither before a device's first action nor after its last."""
-    whole = len(simulation.internal_bubble) * simulation.makespan
-    return sum(simulation.internal_bubble) / whole if whole else 0.0
-
-
 def to_json(problem: Problem, judged: Mapping[str, Judged], refused: Mapping[str, str]) -> dict:
     """The report as a JSON object; what a plan that cannot run does not have is null.
 
@@ -173,7 +167,7 @@ def _entry(found: Judged) -> dict:
         "makespan": s and s.makespan,
         "tick_makespan": found.tick_makespan,
         "bubble_fraction": s and s.bubble_fraction,
-        "internal_bubble": s and internal_bubble(s),
+        "internal_bubble": s and s.internal_bubble,
         "peak_stash": s and max(s.peak_in_flight),
         "peak_bytes": s and max(s.peak_bytes),
         "search_seconds": found.search_seconds,
@@ -207,7 +201,7 @@ def _row(name: str, found: Judged, problem: Problem, marked: bool) -> list[str |
         format_duration(s.makespan, unit),
         format_duration(found.tick_makespan, unit),
         f"{s.bubble_fraction:.1%}",
-        f"{internal_bubble(s):.1%}",
+        f"{s.internal_bubble:.1%}",
         str(max(s.peak_in_flight)),
         Text(format_bytes(max(s.peak_bytes)), style="red" if found.fault else ""),
         f"{s.makespan / problem.lower_bound:.3f}" if problem.lower_bound else "-",

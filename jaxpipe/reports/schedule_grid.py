@@ -88,7 +88,7 @@ def verdict_table(verdict: Verdict, unit: str, peak_bytes: Sequence[float] | Non
     for device, row in enumerate(verdict.events):
         stages = sorted({event.action.stage for event in row})
         cells = [str(device), " ".join(map(str, stages)), format_duration(verdict.busy[device], unit)]
-        cells.append(format_duration(verdict.internal_bubble[device], unit))
+        cells.append(format_duration(verdict.internal_idle[device], unit))
         cells.append(str(verdict.peak_in_flight[device]))
         if peak_bytes is not None:
             cells.append(format_bytes(peak_bytes[device]))

@@ -38,7 +38,8 @@ def test_one_json_object_and_nothing_else():
     assert verdict == {
         "makespan": 49,
         "bubble_fraction": pytest.approx(1 - 48 / 49),
-        "internal_bubble": [1, 0],
+        "internal_bubble": pytest.approx(1 / (2 * 49)),
+        "internal_idle": [1, 0],
         "busy": [48, 48],
         "peak_inflight": [4, 4],
         "valid": True,
@@ -104,7 +105,8 @@ def test_a_plan(tmp_path):
     assert json.loads(result.stdout) == {
         "makespan": expected.makespan,
         "bubble_fraction": expected.bubble_fraction,
-        "internal_bubble": list(expected.internal_bubble),
+        "internal_bubble": expected.internal_bubble,
+        "internal_idle": list(expected.internal_idle),
         "busy": list(expected.busy),
         "peak_inflight": list(expected.peak_in_flight),
         "valid": True,

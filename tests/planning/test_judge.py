@@ -124,7 +124,8 @@ def test_the_simulator_agrees(data):
     simulation, verdict = simulate(plan, costs), judge(read_sheet(text_of(plan.schedule)), costs)
     assert verdict.events == simulation.events
     assert verdict.busy == simulation.busy
-    assert verdict.internal_bubble == simulation.internal_bubble
+    assert verdict.internal_bubble == pytest.approx(simulation.internal_bubble)
+    assert verdict.internal_idle == simulation.internal_idle
     assert verdict.peak_in_flight == simulation.peak_in_flight
     assert verdict.bubble_fraction == simulation.bubble_fraction
 
@@ -134,7 +135,7 @@ def test_times_and_latency_of_a_chain():
     verdict = judged("0F0 0B0", "1F0 1B0", costs=Unit(2, 5, 3, 5))
     assert verdict.makespan == 30
     assert verdict.busy == (10, 10)
-    assert verdict.internal_bubble == (20, 0)
+    assert verdict.internal_idle == (20, 0)
     assert verdict.bubble_fraction == pytest.approx(1 - 20 / 60)
     # A W of its own: the message leaves after I.
     assert judged("0F0 0I0 0W0", "1F0 1I0 1W0", costs=Unit(2, 5, 3, 5)).makespan == 27

@@ -71,7 +71,8 @@ def test_internal_bubble_leaves_out_the_ends():
     simulation = simulate(make_plan(costs, 3, 3), costs)
     # Device s starts s forwards (1 each) after time 0 and ends s backwards (2 each) before the end.
     assert simulation.makespan == 15
-    assert simulation.internal_bubble == (15 - 9, 12 - 9, 9 - 9)
+    assert simulation.internal_idle == (15 - 9, 12 - 9, 9 - 9)
+    assert simulation.internal_bubble == pytest.approx(9 / (3 * simulation.makespan))
 
 
 @pytest.mark.parametrize("name", READABLE)
@@ -191,7 +192,7 @@ def test_a_device_without_actions_is_idle():
     plan = replace(rows("0F0 0B0"), devices=2, schedule=(*rows("0F0 0B0").schedule, ()))
     simulation = simulate(plan, table([(1, 1, 1)]))
     assert simulation.busy == (3, 0)
-    assert simulation.internal_bubble == (0, 0)
+    assert (simulation.internal_idle, simulation.internal_bubble) == ((0, 0), 0)
     assert simulation.bubble_fraction == 0.5
 
 
