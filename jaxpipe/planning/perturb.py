@@ -1,6 +1,6 @@
 """How plans stand up to costs that are not quite as the cost table says."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 
 import numpy as np
@@ -36,12 +36,18 @@ def perturbed(costs: CostTable, spread: float, rng: np.random.Generator) -> Cost
 
 
 def spreads(
-    plans: Mapping[str, tuple[Plan, CostTable]], spread: float, draws: int, seed: int
+    plans: Mapping[str, tuple[Plan, CostTable]],
+    spread: float,
+    draws: int,
+    seed: int,
+    tell: Callable[[str], None] = lambda name: None,
 ) -> dict[str, np.ndarray]:
     """The makespans of plans with perturbed costs, the k-th of each with the same k-th draw of factors.
 
     The order of actions stays that of the plan, only times change; sends are buffered. Pieces of the same
     name have the same factors in all plans, and shards those of their piece, as in `perturbed`.
+
+    tell: is called with every plan's name when its draws are done.
 
     Raises:
       ValueError: as `perturbed` and `simulate`, and when there are no draws.
@@ -51,10 +57,12 @@ def spreads(
     names = _wholes(piece for _, costs in plans.values() for piece in costs.pieces)
     rng = np.random.default_rng(seed)
     factor_KxNx3 = np.array([_factors(len(names), spread, rng) for _ in range(draws)])
-    return {
-        name: _makespans(plan, costs, factor_KxNx3[:, [names[_whole(piece)] for piece in costs.pieces]])
-        for name, (plan, costs) in plans.items()
-    }
+    found = {}
+    for name, (plan, costs) in plans.items():
+        numbers = [names[_whole(piece)] for piece in costs.pieces]
+        found[name] = _makespans(plan, costs, factor_KxNx3[:, numbers])
+        tell(name)
+    return found
 
 
 def _whole(piece: PieceCost) -> str:

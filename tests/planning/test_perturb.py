@@ -65,6 +65,12 @@ def test_shards_take_the_factor_of_their_piece():
     assert shards == pytest.approx(whole)
 
 
+def test_tells_how_far_it_is():
+    names = []
+    spreads(plans(), 0.1, 1, 0, names.append)
+    assert names == list(NAMES)
+
+
 @pytest.mark.parametrize(
     ("spread", "draws", "line"), [(-0.1, 1, "a spread of -0.1 is negative"), (0.1, 0, "0 draws tell nothing")]
 )
