@@ -24,8 +24,11 @@ HEAT = 0.0005
 """How much longer a step may become by an accepted move at first, as a part of the makespan."""
 STALE = 50
 """Moves for each action without a better order after which the search begins again at the best one,"""
-REHEAT = 0.02
-"""with so much heat: plans of few actions have time for that."""
+REHEATS = 0.02, 0.1
+"""with so much heat, in turn: plans of few actions have time for that."""
+ELSEWHERE = 0.3
+"""From then on, in that part of the moves another action of the device moves, too: under a memory limit it
+may have to go first."""
 FARTHEST = 6
 """Places that an action moves at most."""
 
@@ -91,10 +94,10 @@ def _polish(first, device_A, source_A, gap_A, time_A, cell_A, taken_A, freed_A, 
     makespan = _times(first, order, source_A, gap_A, time_A, end_A, waiter_A)
     best_order, best = order.copy(), makespan
     path = np.empty(count, np.int64)
-    reheated, begun = False, 0
+    reheated, begun = 0, 0
     for move in range(moves):
         if move - begun > STALE * count:
-            reheated, begun = True, move
+            reheated, begun = reheated + 1, move
             order[:] = best_order
             place[order] = np.arange(count)
             makespan = _times(first, order, source_A, gap_A, time_A, end_A, waiter_A)
@@ -102,31 +105,30 @@ def _polish(first, device_A, source_A, gap_A, time_A, cell_A, taken_A, freed_A, 
         if length == 0:
             break  # only what is read decides: no order is faster
         late = path[np.random.randint(length)]
-        early = order[place[late] - 1]
-        distance = 1
-        while distance < FARTHEST and np.random.random() < 0.4:
-            distance += 1
         device = device_A[late]
-        if np.random.random() < 0.5:
-            old, new = place[late], max(first[device], place[late] - distance)
-        else:
-            old, new = place[early], min(first[device + 1] - 1, place[early] + distance)
-        if not _move(order, place, cell_A, old, new):
-            continue
+        low, high = first[device], first[device + 1]
+        row = order[low:high].copy()
+        moved = _shift(low, high, order, place, cell_A, late)
         heat = HEAT * (1.0 - move / moves)
         if reheated:
-            heat = REHEAT * (1.0 - (move - begun) / (STALE * count + 1))
-        if _fits(first, order, device, taken_A, freed_A, room_D[device]):
+            heat = REHEATS[reheated % len(REHEATS)] * (1.0 - (move - begun) / (STALE * count + 1))
+            if np.random.random() < ELSEWHERE:
+                other = order[np.random.randint(low + 1, high)]
+                moved = _shift(low, high, order, place, cell_A, other) or moved
+        if not moved:
+            continue
+        fits = _fits(first, order, device, taken_A, freed_A, room_D[device])
+        if fits:
             changed = _times(first, order, source_A, gap_A, time_A, end_A, waiter_A)
             if changed <= makespan * (1.0 + heat * np.random.random() ** 2):
                 makespan = changed
                 if changed < best * (1.0 - 1e-12):
                     best, best_order, begun = changed, order.copy(), move
                 continue
-            _move(order, place, cell_A, new, old)
+        order[low:high] = row
+        place[row] = np.arange(low, high)
+        if fits:
             _times(first, order, source_A, gap_A, time_A, end_A, waiter_A)
-        else:
-            _move(order, place, cell_A, new, old)
     return best_order
 
 
@@ -151,6 +153,18 @@ def _movable(first, order, place, device_A, source_A, gap_A, time_A, end_A, path
         path[length] = at
         length += 1
         at = order[place[at] - 1]
+
+
+@njit(cache=True, nogil=True)
+def _shift(low, high, order, place, cell_A, late):
+    """Moves an action forward in its row, or the one before it back; False, if a cell forbids it."""
+    distance = 1
+    while distance < FARTHEST and np.random.random() < 0.4:
+        distance += 1
+    if np.random.random() < 0.5:
+        return _move(order, place, cell_A, place[late], max(low, place[late] - distance))
+    early = place[late] - 1
+    return _move(order, place, cell_A, early, min(high - 1, early + distance))
 
 
 @njit(cache=True, nogil=True)

@@ -28,8 +28,8 @@ STALE = 60
 """Evaluations without a better candidate after which a climb goes back to its best."""
 TRIES = 20
 """Changes looked at for each evaluation at most: many cannot be, or give one device too much work."""
-KEPT = 6
-"""Candidates that are compared again with all micro-batches."""
+KEPT = 12
+"""Candidates, of different stages, that are compared again with all micro-batches."""
 LAST = 1 / 16
 """Part of the evaluations that tune the scheduler's setting with all micro-batches."""
 
@@ -78,7 +78,7 @@ def search(
         origin = fresh[0] if fresh else chance.choice(_best(found)[:AGAIN])
         running = _climb(short, space, origin, found, moves, min(left, LENGTH), chance, go_on)
         left, climbs = left - LENGTH, climbs + 1
-    finalists = [score(space, candidate) for candidate in _best(found)[:KEPT]]
+    finalists = [score(space, candidate) for candidate in _different(_best(found))[:KEPT]]
     if last and running and finalists:
         best = min(finalists, key=lambda scored: scored.makespan)
         exact = {best.candidate: best.makespan}

@@ -7,6 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from jaxpipe.costs.table import CostTable
+from jaxpipe.planning.by_piece import by_piece
 from jaxpipe.planning.candidate import Scored, Space, make_space, score, to_plan
 from jaxpipe.planning.head_split import split_vocabulary
 from jaxpipe.planning.leanest import leanest, too_small
@@ -30,8 +31,11 @@ FEWEST, MOST = 1000, 10_000
 NEAR = 0.01
 """Plans so much slower than the best are finalists, too."""
 FINALISTS = 3
-POLISH_STEPS = 50_000_000
-"""Timed actions of the local search on each finalist: about a third of a second."""
+POLISH_STEPS = 150_000_000
+"""Timed actions of the local search on all finalists: about a second,"""
+MOST_POLISHED, MOVES_EACH = 12, 50
+"""which is shared by so many finalists as get MOVES_EACH moves an action, FINALISTS at least. With
+MOST_POLISHED it also begins at the same plans with every piece in a stage of its own."""
 PROBE = 8
 """One part in so many of the evaluations goes to each number of shards, before the best gets the rest."""
 
@@ -107,7 +111,8 @@ def tune(
         found.sort(key=_makespan)
     space = found[0][1] if found else spaces[0]
     found = sorted(found + _search(space, words, meter.left(), seed, meter), key=_makespan)
-    plans = [(to_plan(space, "tuned", scored), space.costs) for scored, space in found[:FINALISTS]]
+    count = _number_polished(found)
+    plans = [(to_plan(space, "tuned", scored), space.costs) for scored, space in found[:count]]
     if "attention" in words:
         rotated = rotated_plans(costs, devices, microbatches, "recompute" in words, split)
         plans += [(plan, costs) for plan in rotated]
@@ -116,7 +121,11 @@ def tune(
         judged = _leanest(spaces, words, memory_model)
     best_given = min((t.makespan for t in judged if t.plan in given), default=np.inf)
     if split and not meter.stopped:
-        polished = [(_polished(t, memory_model, seed), t.costs) for t in judged[:FINALISTS]]
+        begun = judged[:count]
+        if count == MOST_POLISHED and "placement" in words:
+            begun += [t._replace(plan=by_piece(t.plan)) for t in begun]
+        steps = POLISH_STEPS // len(begun)
+        polished = [(_polished(t, memory_model, steps, seed), t.costs) for t in begun]
         judged = _judged([(t.plan, t.costs) for t in judged] + polished, memory_model)
     slowest = min(judged[0].makespan * (1 + NEAR), best_given)
     final = [t for t in judged if t.makespan <= slowest][:FINALISTS]
@@ -179,6 +188,12 @@ def _makespan(found: tuple[Scored, Space]) -> float:
     return found[0].makespan
 
 
+def _number_polished(found: Sequence[tuple[Scored, Space]]) -> int:
+    """How many finalists the local search begins at; one move takes as long as there are actions."""
+    actions = max((int(scored.rows.count_D.sum()) for scored, _ in found), default=1)
+    return max(FINALISTS, min(MOST_POLISHED, POLISH_STEPS // (MOVES_EACH * actions**2)))
+
+
 def _judged(plans: Sequence[tuple[Plan, CostTable]], memory_model: str) -> list[Tuned]:
     """Those that fit, the fastest first, each once."""
     judged = []
@@ -190,7 +205,7 @@ def _judged(plans: Sequence[tuple[Plan, CostTable]], memory_model: str) -> list[
     return sorted(judged, key=lambda tuned: tuned.makespan)
 
 
-def _polished(tuned: Tuned, memory_model: str, seed: int) -> Plan:
+def _polished(tuned: Tuned, memory_model: str, steps: int, seed: int) -> Plan:
     """The plan after a local search on the order of its actions."""
     plan, costs, limit = tuned.plan, tuned.costs, tuned.costs.memory_limit_bytes
     if limit is None:
@@ -199,4 +214,4 @@ def _polished(tuned: Tuned, memory_model: str, seed: int) -> Plan:
         limits = [limit] * plan.devices
     else:  # what fits once padded may do so still if no device holds more than it does now
         limits = simulate(plan, costs).peak_bytes
-    return polish(plan, costs, limits, POLISH_STEPS, seed)
+    return polish(plan, costs, limits, steps, seed)
