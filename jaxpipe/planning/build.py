@@ -12,6 +12,21 @@ PARTITIONS = ("balanced", "even")
 RIVALS = ("gpipe", "1f1b", "1f1b_split", "zb_h1")
 """Schedules that a plan is compared with; GPipe gains next to nothing from I and W apart."""
 
+MOST_PAIRS = 1 << 17
+"""Most pairs of device and micro-batch: a schedule of so many takes minutes and 3 GB to be put on ticks."""
+
+
+def check_sizes(devices: int, microbatches: int) -> None:
+    """Raises ValueError for no devices or micro-batches, and for more than can be planned."""
+    for what, number in (("devices", devices), ("microbatches", microbatches)):
+        if number < 1:
+            raise ValueError(f"{what} is {number}; expected at least 1")
+    if devices * microbatches > MOST_PAIRS:
+        raise ValueError(
+            f"{microbatches} micro-batches on {devices} devices are too many to plan; "
+            f"expected at most {MOST_PAIRS:,} pairs of device and micro-batch"
+        )
+
 
 def staged_plan(
     name: str,
@@ -67,9 +82,7 @@ def make_plan(
     for what, name, known in (("schedule", schedule, SCHEDULES), ("partition", partition, PARTITIONS)):
         if name not in known:
             raise ValueError(f"unknown {what} {name!r}; known: {', '.join(known)}")
-    for what, number in (("devices", devices), ("microbatches", microbatches)):
-        if number < 1:
-            raise ValueError(f"{what} is {number}; expected at least 1")
+    check_sizes(devices, microbatches)
     policies = _policies(costs, recompute)
     bounds = even(len(costs.pieces), devices) if partition == "even" else None
     rows = SCHEDULES[schedule](devices, microbatches)

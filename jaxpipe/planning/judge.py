@@ -18,7 +18,7 @@ from jaxpipe.costs.table import CostTable, Link, PieceCost
 from jaxpipe.planning import rendezvous
 from jaxpipe.planning.faults import Fault, Place, Shape, missing_action, shape_of, wrong_cell
 from jaxpipe.planning.interchange import Cell, Sheet
-from jaxpipe.planning.partition import balanced
+from jaxpipe.planning.partition import balanced, check_counts
 from jaxpipe.planning.plan import Action, Event, internal_idle
 from jaxpipe.planning.stages import StageCost, costs_of_stages
 
@@ -156,10 +156,7 @@ def _unit_table(costs: Unit, length: int) -> CostTable:
 
 def _spread(costs: CostTable, length: int) -> tuple[int, ...]:
     """Bounds of the pieces on the stages of a chain."""
-    if len(costs.pieces) < length:
-        raise ValueError(
-            f"the cost table has {len(costs.pieces)} pieces for {length} stages; expected at least as many"
-        )
+    check_counts(len(costs.pieces), length, where="stages of the schedule")
     return balanced([piece.total for piece in costs.pieces], length)
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from jaxpipe.costs.table import PieceCost
-from jaxpipe.planning.partition import even
+from jaxpipe.planning.partition import check_counts, even
 
 EMBEDDING, HEAD = "embed", "head"
 """Kinds of pieces that are not part of a layer."""
@@ -36,7 +36,6 @@ def even_layers(pieces: Sequence[PieceCost], parts: int) -> tuple[int, ...]:
     """
     starts = layer_starts(pieces)
     layers = len(starts) - 1
-    if layers < parts:
-        raise ValueError(f"{layers} layers cannot fill {parts} devices; expected a layer for each at least")
+    check_counts(layers, parts, "layer")
     inner = [starts[bound] for bound in even(layers, parts)[1:-1]]
     return (0, *inner, len(pieces))

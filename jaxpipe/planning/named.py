@@ -5,10 +5,10 @@ from typing import NamedTuple
 
 from jaxpipe.costs.table import CostTable
 from jaxpipe.planning import adaptive, helix, octopipe, vee, zero_bubble
-from jaxpipe.planning.build import staged_plan
+from jaxpipe.planning.build import check_sizes, staged_plan
 from jaxpipe.planning.interleaved import breadth_first, hanayo, interleaved_1f1b
 from jaxpipe.planning.layers import even_layers
-from jaxpipe.planning.partition import balanced
+from jaxpipe.planning.partition import balanced, check_counts
 from jaxpipe.planning.plan import Plan, Schedule
 from jaxpipe.planning.schedules import SCHEDULES, one_f_one_b
 from jaxpipe.planning.stages import costs_of_stages
@@ -44,10 +44,8 @@ def _by_rule(
 
 
 def _check_pieces(name: str, costs: CostTable, devices: int, stages: int) -> None:
-    if stages > len(costs.pieces):
-        raise ValueError(
-            f"schedule {name!r} on {devices} devices needs at least {stages} pieces, not {len(costs.pieces)}"
-        )
+    where = f"stages of schedule {name!r} on {devices} devices"
+    check_counts(len(costs.pieces), stages, where=where)
 
 
 def _s_1f1b(costs: CostTable, devices: int, microbatches: int) -> Plan:
@@ -136,7 +134,7 @@ def named_plan(name: str, costs: CostTable, devices: int, microbatches: int) -> 
       ValueError: as `check_numbers`, and where the costs do not allow such a plan.
     """
     check_numbers(name, devices, microbatches)
-    _check_pieces(name, costs, devices, devices)
+    check_counts(len(costs.pieces), devices)
     return NAMED[name].make(costs, devices, microbatches)
 
 
@@ -144,13 +142,11 @@ def check_numbers(name: str, devices: int, microbatches: int) -> None:
     """Whether a schedule takes these numbers.
 
     Raises:
-      ValueError: the name is unknown, or its schedule does not take so many devices or micro-batches.
+      ValueError: the name is unknown; its schedule, or any, does not take so many devices or micro-batches.
     """
     if name not in NAMED:
         raise ValueError(f"unknown schedule {name!r}; known: {', '.join(NAMED)}")
-    for what, number in (("devices", devices), ("microbatches", microbatches)):
-        if number < 1:
-            raise ValueError(f"{what} is {number}; expected at least 1")
+    check_sizes(devices, microbatches)
     _, step, least = NAMED[name]
     multiple, minimum = step(devices), least(devices)
     if microbatches % multiple or microbatches < minimum:

@@ -59,9 +59,13 @@ def balanced(weights: Sequence[float], parts: int) -> tuple[int, ...]:
     return (0, *reversed(bounds))
 
 
-def check_counts(count: int, parts: int) -> None:
-    """Raises ValueError when `count` pieces cannot be cut into so many nonempty parts."""
+def check_counts(count: int, parts: int, what: str = "piece", where: str = "devices") -> None:
+    """Raises ValueError when `count` pieces cannot be cut into so many nonempty parts.
+
+    what: one of those that are cut. where: what the parts are for.
+    """
     if parts < 1:
         raise ValueError(f"cannot cut pieces into {parts} parts; expected at least 1")
     if count < parts:
-        raise ValueError(f"{count} pieces cannot fill {parts} devices; use at most {count} devices")
+        counted = f"{count} {what}" if count == 1 else f"{count} {what}s"
+        raise ValueError(f"{counted} cannot fill {parts} {where}; expected a {what} for each at least")

@@ -95,7 +95,7 @@ def circle(stops: Mapping[int, Cell], waits: Mapping[int, tuple[str, int | None]
     clauses = []
     for device in path:
         name, home = waits[device]
-        place = "no row has" if home is None else f"stands later on device {home}"
+        place = "stands on no device" if home is None else f"stands later on device {home}"
         clauses.append(f"device {device} stops at {stops[device].text} and waits for {name}, which {place}")
     places = tuple(Place(device, stops[device].column) for device in path)
     return Fault(f"{where(places[0])}: deadlock: {'; '.join(clauses)}", places)

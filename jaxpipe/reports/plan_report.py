@@ -13,12 +13,15 @@ from rich.text import Text
 
 from jaxpipe.costs.table import CostTable
 from jaxpipe.planning import plan as plans
+from jaxpipe.planning.build import check_sizes
 from jaxpipe.planning.helix import condition
 from jaxpipe.planning.interchange import write_csv
 from jaxpipe.planning.named import named_plan
+from jaxpipe.planning.partition import check_counts
 from jaxpipe.planning.plan import Plan
 from jaxpipe.planning.simulator import Simulation, lower_bound, simulate
 from jaxpipe.planning.tune import GoOn, tune
+from jaxpipe.planning.warm import warm_schedule
 from jaxpipe.reports.gantt import attention_stages, write_gantt
 from jaxpipe.reports.trace import write_trace
 from jaxpipe.reports.units import format_bytes, format_duration
@@ -52,7 +55,13 @@ class Problem(NamedTuple):
 def make_problem(
     costs: CostTable, devices: int, microbatches: int, memory_limit_bytes: float | None, memory_model: str
 ) -> Problem:
-    """The problem; without a memory limit that of the cost table counts."""
+    """The problem; without a memory limit that of the cost table counts.
+
+    Raises:
+      ValueError: there are more devices than pieces, or more micro-batches than can be planned.
+    """
+    check_counts(len(costs.pieces), devices)
+    check_sizes(devices, microbatches)
     limit = costs.memory_limit_bytes if memory_limit_bytes is None else memory_limit_bytes
     bound = lower_bound(costs, devices, microbatches)
     costs = replace(costs, memory_limit_bytes=limit)  # some schedules are made for a limit
@@ -63,7 +72,7 @@ class Judged(NamedTuple):
     """A plan and what it comes to, in the unit of the cost table.
 
     costs: what the plan is about; where a vocabulary is split, those of the shards.
-    search_seconds: time that it took to make the plan.
+    search_seconds: time that it took to make the plan, without compiling what makes it.
     simulation, tick_makespan: None where the schedule cannot run.
     fault: why the plan is not valid; empty where it is.
     """
@@ -82,6 +91,7 @@ def make_judged(name: str, problem: Problem, ticks: Ticks) -> Judged:
     Raises:
       ValueError: as `named_plan`.
     """
+    warm_schedule(name)
     began = time.perf_counter()
     plan = named_plan(name, problem.costs, problem.devices, problem.microbatches)
     return judge(plan, time.perf_counter() - began, problem, ticks)
@@ -98,7 +108,7 @@ def make_tuned(
 ) -> Judged:
     """Searches for a plan and judges it: of those nearly as fast as the best the fastest on ticks.
 
-    The arguments are those of `tune`.
+    The arguments are those of `tune`. Call `warm_search` before, or the time is that of compiling, too.
 
     Raises:
       ValueError: as `tune`.
@@ -142,6 +152,17 @@ def _rank(found: Judged) -> tuple[float, ...]:
     # Rounded: sums of the same times in another order differ in their last digits.
     times = (found.simulation.makespan, found.tick_makespan)
     return (*(float(f"{value:.9g}") for value in times), max(found.simulation.peak_bytes))
+
+
+def misfit(found: Judged, problem: Problem) -> str:
+    """How far a plan is above the memory limit; empty where it is not."""
+    if not found.fault:
+        return ""
+    peak, limit = max(found.simulation.peak_bytes), problem.memory_limit_bytes
+    return (
+        f"does not fit: its fullest device holds {format_bytes(peak)}, "
+        f"{peak / limit:.3g} times the limit of {format_bytes(limit)}"
+    )
 
 
 def to_json(problem: Problem, judged: Mapping[str, Judged], refused: Mapping[str, str]) -> dict:

@@ -98,7 +98,11 @@ def test_the_limit_decides_what_is_valid_and_show_what_is_written(folder):
     assert plans.load(folder / "out" / "plan.json").name == "1f1b"
     assert "memory limit 4.66 GiB" in (folder / "out" / "gantt.svg").read_text()
     done = of_costs(folder, *arguments, "--memory_limit_gb=5", "--show=gpipe", "--memory_model=ideal")
-    assert (done.returncode, done.stderr) == (0, "")
+    assert done.returncode == 0
+    assert done.stderr == (
+        "plan: --show is 'gpipe', which does not fit: its fullest device holds 7.45 GiB, 1.6 times the limit "
+        "of 4.66 GiB\n"
+    )
     assert plans.load(folder / "out" / "plan.json").name == "gpipe"
     assert report(folder)["memory_model"] == "ideal"
     done = of_costs(folder, *arguments, "--memory_limit_gb=1")
@@ -126,32 +130,6 @@ def test_the_search_adds_a_plan(folder):
     plan = plans.load(folder / "out" / "plan.json")
     # Only the partition is tuned, which is even here already: 1F1B with one stage a device.
     assert (plan.stage_bounds, plan.stage_to_device) == ((0, 1, 2, 3, 4), (0, 1, 2, 3))
-
-
-def test_plans_under_cost_errors(folder):
-    arguments = (
-        "--microbatches=8",
-        "--schedules=1f1b,zb_h1",
-        "--budget_evals=50",
-        "--perturb=0.05",
-        "--seed=1",
-    )
-    done = of_costs(folder, *arguments)
-    assert (done.returncode, done.stderr) == (0, "")
-    found = report(folder)
-    perturbed = found["perturbed"]
-    assert [perturbed[key] for key in ("spread", "draws", "seed", "reference")] == [0.05, 400, 1, "tuned"]
-    assert set(perturbed["plans"]) == set(found["plans"]) == {"1f1b", "zb_h1", "tuned"}
-    for name, entry in perturbed["plans"].items():
-        assert entry["makespan"] == found["plans"][name]["makespan"]
-    assert perturbed["plans"]["1f1b"]["beaten"] > 0.99  # 33 to at most 27
-    assert "share of draws in which tuned is faster" in done.stdout
-    assert of_costs(folder, *arguments).stdout.split("memory:")[1:] == done.stdout.split("memory:")[1:]
-    done = of_costs(folder, "--microbatches=8", "--schedules=1f1b,zb_h1", "--tune=", "--perturb=1e-9")
-    assert report(folder)["perturbed"]["reference"] == "zb_h1"
-    assert report(folder)["perturbed"]["plans"]["1f1b"]["beaten"] == 1
-    of_costs(folder, "--microbatches=8", "--schedules=1f1b", "--tune=")
-    assert "perturbed" not in report(folder)
 
 
 def test_a_limit_that_no_plan_keeps(folder):
@@ -235,17 +213,16 @@ def test_a_configuration_in_place_of_costs(folder):
         ),
         (("--budget_s=0",), "--budget_s is 0; expected a number of seconds, more than 0"),
         (("--show=tuned", "--tune="), "--show is 'tuned' and --tune is empty; expected something to tune"),
-        (("--perturb=-0.1",), "--perturb is -0.1; expected the standard deviation of random cost errors"),
-        (("--perturb=0",), "--perturb is 0; expected the standard deviation of random cost errors"),
-        (("--perturb=nan",), "--perturb is nan; expected the standard deviation of random cost errors"),
-        (("--perturb=1",), "--perturb is 1; expected the standard deviation of random cost errors"),
-        (("--perturb=",), "--perturb is ''; expected the standard deviation of random cost errors"),
         (("--memory_limit_gb=0",), "--memory_limit_gb is 0.0; expected the memory of a device in 10^9 bytes"),
         (("--memory_limit_gb=nan",), "--memory_limit_gb is nan; expected the memory of a device"),
         (("--memory_limit_gb=much",), "--memory_limit_gb is 'much'; expected the memory of a device"),
         (("--memory_model=real",), "--memory_model is 'real'; expected <padded|ideal>: what one program"),
         (("--devices=0",), "--devices is '0'; expected a number of pipeline devices, at least 1"),
-        (("--devices=5", "--schedules=1f1b"), "schedule '1f1b' on 5 devices needs at least 5 pieces, not 4"),
+        (("--devices=5",), "4 pieces cannot fill 5 devices; expected a piece for each at least"),
+        (
+            ("--microbatches=100000000",),
+            "100000000 micro-batches on 4 devices are too many to plan; expected at most 131,072 pairs",
+        ),
         (
             ("--schedule=1f1b",),
             "unknown flag --schedule; did you mean --schedules? known: --budget_evals, --budget_s, --config,",

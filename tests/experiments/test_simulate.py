@@ -87,7 +87,9 @@ def test_a_wrong_cost_table_says_nothing_about_the_schedule(tmp_path):
     assert (result.returncode, result.stderr) == (2, "")
     verdict = json.loads(result.stdout)
     assert verdict["valid"] is None
-    assert verdict["error"] == "the cost table has 1 pieces for 2 stages; expected at least as many"
+    assert (
+        verdict["error"] == "1 piece cannot fill 2 stages of the schedule; expected a piece for each at least"
+    )
 
 
 def test_a_plan(tmp_path):

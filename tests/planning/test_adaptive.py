@@ -284,7 +284,9 @@ def test_what_does_not_fit_says_how_much_would():
 
 def test_what_cannot_be_asked():
     costs = model(1, None)
-    with pytest.raises(ValueError, match="6 pieces cannot fill 7 devices; use at most 6 devices"):
+    with pytest.raises(
+        ValueError, match="6 pieces cannot fill 7 devices; expected a piece for each at least"
+    ):
         mist(costs, 7, 8)
     with pytest.raises(ValueError, match="'adapipe' on 4 devices takes at least 4 micro-batches, not 3"):
         named_plan("adapipe", costs, 4, 3)

@@ -41,7 +41,11 @@ def test_rivals_are_several_schedules_and_all_partitions():
         ({"partition": "fair"}, "unknown partition 'fair'; known: balanced, even"),
         ({"recompute": "half"}, "unknown recompute policy 'half' of 'heavy'; known: none, full"),
         ({"recompute": {"mamba": "full"}}, "unknown kind 'mamba'; known: heavy, light"),
-        ({"devices": 7}, "6 pieces cannot fill 7 devices"),
+        ({"devices": 7}, "6 pieces cannot fill 7 devices; expected a piece for each at least"),
+        (
+            {"microbatches": 10**8},
+            r"100000000 micro-batches on 2 devices .* at most 131,072 pairs of device and micro-batch",
+        ),
         ({"devices": 0}, "devices is 0; expected at least 1"),
         ({"microbatches": 0}, "microbatches is 0; expected at least 1"),
     ],

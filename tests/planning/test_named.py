@@ -86,8 +86,8 @@ def test_placement(name, homes):
             6,
             "schedule 'interleaved_1f1b' on 4 devices takes multiples of 4 micro-batches, not 6",
         ),
-        ("hanayo", 8, 8, "schedule 'hanayo' on 8 devices needs at least 32 pieces, not 18"),
-        ("1f1b", 19, 8, "schedule '1f1b' on 19 devices needs at least 19 pieces, not 18"),
+        ("hanayo", 8, 8, "18 pieces cannot fill 32 stages of schedule 'hanayo' on 8 devices; expected"),
+        ("1f1b", 19, 8, "18 pieces cannot fill 19 devices; expected a piece for each at least"),
         ("s_1f1b", 5, 8, "4 layers cannot fill 5 devices; expected a layer for each at least"),
     ],
 )

@@ -53,7 +53,7 @@ def test_floats_and_large_weights():
 @given(st.integers(1, 60), st.integers(1, 60))
 def test_even_parts_differ_by_at_most_one(count, parts):
     if count < parts:
-        with pytest.raises(ValueError, match=f"{count} pieces cannot fill {parts} devices"):
+        with pytest.raises(ValueError, match=rf"^{count} pieces? cannot fill {parts} devices"):
             even(count, parts)
         return
     sizes = [j - i for i, j in pairwise(even(count, parts))]
@@ -64,7 +64,7 @@ def test_even_parts_differ_by_at_most_one(count, parts):
 
 
 def test_errors():
-    with pytest.raises(ValueError, match="2 pieces cannot fill 3 devices; use at most 2"):
+    with pytest.raises(ValueError, match=r"^2 pieces cannot fill 3 devices; expected a piece for each"):
         balanced([1, 2], 3)
     with pytest.raises(ValueError, match="into 0 parts"):
         even(3, 0)

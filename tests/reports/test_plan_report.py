@@ -4,7 +4,7 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from jaxpipe.costs.table import CostTable, Link, PieceCost
+from jaxpipe.costs.table import LARGEST, CostTable, Link, PieceCost
 from jaxpipe.planning import plan as plans
 from jaxpipe.planning.interchange import read_csv
 from jaxpipe.planning.named import named_plan
@@ -15,6 +15,7 @@ from jaxpipe.reports.plan_report import (
     judge,
     make_judged,
     make_problem,
+    misfit,
     remarks,
     report_table,
     to_json,
@@ -84,6 +85,9 @@ def test_the_best_is_the_fastest_that_fits():
     assert best(some) == "1f1b"
     assert remarks(small, some, {}) == ["not valid, above the memory limit: gpipe"]
     assert best(judged(["gpipe", "1f1b"], problem(limit=1))) is None
+    assert misfit(some["1f1b"], small) == ""
+    holds = "its fullest device holds 8.00 MiB, 1.6 times the limit of 5.00 MiB"
+    assert misfit(some["gpipe"], small) == f"does not fit: {holds}"
 
 
 def test_the_limit_of_the_table_counts_unless_another_is_given():
@@ -150,6 +154,18 @@ def test_the_table_fits_80_columns_and_ranks():
     assert " ".join(lines[2].split()[1:4]) == "zb_h1 27.0 ms"
     assert lines[2].split()[6] == "11.1%"
     assert lines[2].endswith("1.125")
+
+
+@pytest.mark.parametrize("unit", ["s", "unit"])
+def test_columns_stay_aligned_whatever_the_costs(unit):
+    pieces = (PieceCost(f"p{i}", "k", *[LARGEST] * 3, *[LARGEST] * 2) for i in range(4))
+    found = problem(CostTable(unit, tuple(pieces)))
+    some = {name: make_judged(name, found, lambda plan, costs: 1e34) for name in ("gpipe", "zb_h1")}
+    lines = printed(report_table(found, some, "zb_h1"))
+    assert len(lines) == 4
+    assert {len(line) for line in lines} == {len(lines[0])}
+    assert len(lines[0]) <= 80
+    assert "e+" in lines[2]
 
 
 def test_costs_of_nothing_have_no_ratio():

@@ -18,6 +18,8 @@ from jaxpipe.reports.units import format_bytes, format_count, format_duration, f
         (60, "1 min 00 s"),
         (3599.6, "1 h 00 min"),
         (7500, "2 h 05 min"),
+        (3600 * 99_999, "99999 h 00 min"),
+        (3.6e33, "1.00e+30 h"),
     ],
 )
 def test_format_time(seconds, text):
@@ -30,6 +32,7 @@ def test_format_duration():
     assert format_duration(51, "unit") == "51.0"
     assert [format_duration(0, unit) for unit in ("s", "ms", "us", "unit")] == ["0"] * 4
     assert format_duration(12345, "unit") == "12,345"
+    assert format_duration(1e30, "unit") == "1.00e+30"
     with pytest.raises(ValueError, match="unknown time unit 'h'; known: s, ms, us, unit"):
         format_duration(1, "h")
 
@@ -48,6 +51,7 @@ def test_format_duration():
 def test_format_bytes(size, text):
     assert format_bytes(size) == text
     assert format_bytes(5 << 40) == "5.00 TiB"
+    assert format_bytes(5 << 60) == "5.76e+18 B"
 
 
 @pytest.mark.parametrize(
