@@ -3,14 +3,16 @@
     python -m experiments.plan --costs=costs.json --devices=8 --microbatches=32 --workdir=DIR \\
         --schedules=s_1f1b,zb_h1 [--tune=partition,placement,schedule,recompute,attention,head] \\
         [--memory_limit_gb=80] [--memory_model=padded] [--budget_evals=1000] [--budget_s=10] [--seed=0] \\
-        [--show=zb_h1]
+        [--perturb=0.05] [--show=zb_h1]
 
 With --config=FILE in place of --costs, --devices and --microbatches, the costs are those predicted for the
 configuration's model and chip; fields are overridden as in --config.mesh.stage=8. Without --schedules all are
 compared that take these numbers. The row `tuned` is what the search finds; fewer words tune only what they
 name, --tune= searches nothing. The search ends after --budget_evals schedules, and finds the same again with
-the same --seed, or earlier after --budget_s seconds. DIR gets report.json and, of the fastest valid plan or
-the one to show, plan.json, schedule.csv, gantt.svg and trace.json.
+the same --seed, or earlier after --budget_s seconds. --perturb=0.05 says what becomes of valid plans when
+costs are off by 5%, one standard deviation, in 400 draws with --seed. DIR gets report.json ("perturbed" is
+described in `reports.perturb_report`) and, of the fastest valid plan or the one to show, plan.json,
+schedule.csv, gantt.svg and trace.json.
 """
 
 import re
@@ -45,7 +47,14 @@ EVALUATIONS = flags.DEFINE_integer(
 SECONDS = flags.DEFINE_float(
     "budget_s", float("inf"), "a number of seconds, more than 0, after which the search ends early"
 )
-SEED = flags.DEFINE_integer("seed", 0, "a number of at least 0: the search's chance", lower_bound=0)
+SEED = flags.DEFINE_integer(
+    "seed", 0, "a number of at least 0: the chance in the search and in cost errors", lower_bound=0
+)
+PERTURB = flags.DEFINE_float(
+    "perturb",
+    None,
+    "the standard deviation of random cost errors, more than 0 and less than 1; without it there are none",
+)
 WORKDIR = flags.DEFINE_string("workdir", None, "the folder to write to; made if missing")
 LIMIT = flags.DEFINE_float(
     "memory_limit_gb",
@@ -93,6 +102,8 @@ def main(argv: list[str]) -> None:
         for line in (*plan_report.legend(problem), "", *plan_report.remarks(problem, judged, refused)):
             console.out(line, highlight=False)
         plan_report.write_report(workdir, problem, judged, refused)
+        if PERTURB.value is not None:
+            _perturb(problem, judged, workdir, console)
         if _config_given() or (shown is not None and judged[shown].costs != problem.costs):
             save(problem.costs if shown is None else judged[shown].costs, workdir / "costs.json")
         left_out = []
@@ -147,6 +158,8 @@ def _check_flags() -> None:
     _check_tuning()
     if LIMIT.value is not None and not 0 < LIMIT.value < float("inf"):
         stop(f"--memory_limit_gb is {LIMIT.value}; expected {flags.FLAGS['memory_limit_gb'].help}")
+    if PERTURB.value is not None and not 0 < PERTURB.value < 1:
+        stop(f"--perturb is {PERTURB.value:g}; expected {flags.FLAGS['perturb'].help}")
     if not WORKDIR.value:
         stop(f"--workdir is missing; expected {flags.FLAGS['workdir'].help}")
 
@@ -270,6 +283,28 @@ def _search(problem, ticks, judged, refused, console) -> None:
         if SHOW.value == TUNED:
             raise
         refused[TUNED] = str(error)
+
+
+def _perturb(problem, judged, workdir, console) -> None:
+    """Prints and writes what valid plans come to under random cost errors."""
+    from jaxpipe.reports import perturb_report
+
+    began = last = time.perf_counter()
+
+    def tell(name: str) -> None:
+        nonlocal last
+        now = time.perf_counter()
+        if now - last > PATIENCE:
+            last = now
+            console.out(f"{now - began:6.1f} s  cost errors: {name}", highlight=False)
+
+    if perturbed := perturb_report.perturb(judged, PERTURB.value, SEED.value, tell):
+        console.print()
+        console.print(perturb_report.perturbed_table(perturbed, problem.costs.unit))
+        console.print()
+        for line in perturb_report.perturbed_legend(perturbed):
+            console.out(line, highlight=False)
+        perturb_report.add_to_report(workdir, perturbed)
 
 
 def _shown(judged) -> str | None:

@@ -132,6 +132,32 @@ def test_the_search_adds_a_plan(folder):
     assert (plan.stage_bounds, plan.stage_to_device) == ((0, 1, 2, 3, 4), (0, 1, 2, 3))
 
 
+def test_plans_under_cost_errors(folder):
+    arguments = (
+        "--microbatches=8",
+        "--schedules=1f1b,zb_h1",
+        "--budget_evals=50",
+        "--perturb=0.05",
+        "--seed=1",
+    )
+    done = of_costs(folder, *arguments)
+    assert (done.returncode, done.stderr) == (0, "")
+    found = report(folder)
+    perturbed = found["perturbed"]
+    assert [perturbed[key] for key in ("spread", "draws", "seed", "reference")] == [0.05, 400, 1, "tuned"]
+    assert set(perturbed["plans"]) == set(found["plans"]) == {"1f1b", "zb_h1", "tuned"}
+    for name, entry in perturbed["plans"].items():
+        assert entry["makespan"] == found["plans"][name]["makespan"]
+    assert perturbed["plans"]["1f1b"]["beaten"] > 0.99  # 33 to at most 27
+    assert "share of draws in which tuned is faster" in done.stdout
+    assert of_costs(folder, *arguments).stdout.split("memory:")[1:] == done.stdout.split("memory:")[1:]
+    done = of_costs(folder, "--microbatches=8", "--schedules=1f1b,zb_h1", "--tune=", "--perturb=1e-9")
+    assert report(folder)["perturbed"]["reference"] == "zb_h1"
+    assert report(folder)["perturbed"]["plans"]["1f1b"]["beaten"] == 1
+    of_costs(folder, "--microbatches=8", "--schedules=1f1b", "--tune=")
+    assert "perturbed" not in report(folder)
+
+
 def test_a_limit_that_no_plan_keeps(folder):
     arguments = ("--microbatches=8", "--schedules=1f1b", "--memory_model=ideal", "--budget_evals=20")
     done = of_costs(folder, *arguments, "--memory_limit_gb=0.5")
@@ -213,6 +239,11 @@ def test_a_configuration_in_place_of_costs(folder):
         ),
         (("--budget_s=0",), "--budget_s is 0; expected a number of seconds, more than 0"),
         (("--show=tuned", "--tune="), "--show is 'tuned' and --tune is empty; expected something to tune"),
+        (("--perturb=-0.1",), "--perturb is -0.1; expected the standard deviation of random cost errors"),
+        (("--perturb=0",), "--perturb is 0; expected the standard deviation of random cost errors"),
+        (("--perturb=nan",), "--perturb is nan; expected the standard deviation of random cost errors"),
+        (("--perturb=1",), "--perturb is 1; expected the standard deviation of random cost errors"),
+        (("--perturb=",), "--perturb is ''; expected the standard deviation of random cost errors"),
         (("--memory_limit_gb=0",), "--memory_limit_gb is 0.0; expected the memory of a device in 10^9 bytes"),
         (("--memory_limit_gb=nan",), "--memory_limit_gb is nan; expected the memory of a device"),
         (("--memory_limit_gb=much",), "--memory_limit_gb is 'much'; expected the memory of a device"),

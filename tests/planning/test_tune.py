@@ -27,7 +27,7 @@ TOO_SMALL = re.compile(
 
 @pytest.fixture(autouse=True)
 def _short_polish(monkeypatch):
-    monkeypatch.setattr(tuner, "POLISH_STEPS", 200_000)
+    monkeypatch.setattr(tuner, "POLISH_STEPS", 600_000)
 
 
 def table(seed=0, layers=2, limit=None):
