@@ -48,7 +48,11 @@ SECONDS = flags.DEFINE_float(
     "budget_s", float("inf"), "a number of seconds, more than 0, after which the search ends early"
 )
 SEED = flags.DEFINE_integer(
-    "seed", 0, "a number of at least 0: the chance in the search and in cost errors", lower_bound=0
+    "seed",
+    0,
+    "a number from 0 to 2^31 - 1: the chance in the search and in cost errors",
+    lower_bound=0,
+    upper_bound=2**31 - 1,
 )
 PERTURB = flags.DEFINE_float(
     "perturb",
@@ -59,7 +63,7 @@ WORKDIR = flags.DEFINE_string("workdir", None, "the folder to write to; made if 
 LIMIT = flags.DEFINE_float(
     "memory_limit_gb",
     None,
-    "the memory of a device in 10^9 bytes, more than 0; by default what the costs say",
+    "the memory of a device in 10^9 bytes, more than 0 and at most 1e21; by default what the costs say",
 )
 MEMORY = flags.DEFINE_enum(
     "memory_model",
@@ -153,10 +157,11 @@ def _check_flags() -> None:
             stop(f"--{name} stands beside --config; expected --config.{field}={value}")
         if not _config_given() and value is None:
             stop(f"--{name} is missing; expected {flags.FLAGS[name].help}")
-    if SCHEDULES.value == []:
-        stop(f"--schedules is empty; expected {flags.FLAGS['schedules'].help}")
+    for flag in (COSTS, SCHEDULES):
+        if flag.value in ("", []):
+            stop(f"--{flag.name} is empty; expected {flags.FLAGS[flag.name].help}")
     _check_tuning()
-    if LIMIT.value is not None and not 0 < LIMIT.value < float("inf"):
+    if LIMIT.value is not None and not 0 < LIMIT.value <= 1e21:
         stop(f"--memory_limit_gb is {LIMIT.value}; expected {flags.FLAGS['memory_limit_gb'].help}")
     if PERTURB.value is not None and not 0 < PERTURB.value < 1:
         stop(f"--perturb is {PERTURB.value:g}; expected {flags.FLAGS['perturb'].help}")

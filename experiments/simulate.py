@@ -97,6 +97,9 @@ def _refuse(message: str, as_json: bool) -> NoReturn:
 def _check_flags(argv: list[str]) -> None:
     if len(argv) > 1:
         raise ValueError(f"unexpected argument {argv[1]!r}; flags start with --")
+    for flag in (SCHEDULE, PLAN, COSTS):
+        if flag.value == "":
+            raise ValueError(f"--{flag.name} is empty; expected {flags.FLAGS[flag.name].help}")
     if SCHEDULE.value is None and PLAN.value is None:
         raise ValueError("--schedule is missing; expected the CSV file of a schedule, or --plan and --costs")
     if SCHEDULE.value is not None and PLAN.value is not None:

@@ -7,6 +7,8 @@ from pathlib import Path
 
 LARGEST = 1e30
 """More than any time or size may be; sums and squares of it are still finite."""
+MOST_PIECES = 4096
+"""More pieces are taken for a mistake: partitions take time and memory by their square."""
 FORMAT = "jaxpipe-costs/1"
 UNITS = ("s", "ms", "us", "unit")
 
@@ -103,6 +105,8 @@ def from_json(data: dict) -> CostTable:
         raise ValueError(f"unknown fields {unknown} in a cost table; known: {sorted(known)}")
     if not isinstance(data.get("pieces"), list) or not data["pieces"]:
         raise ValueError("field 'pieces' must be a list with at least one piece")
+    if (count := len(data["pieces"])) > MOST_PIECES:
+        raise ValueError(f"field 'pieces' holds {count} pieces; expected at most {MOST_PIECES}")
     if (unit := data.get("unit", "unit")) not in UNITS:
         raise ValueError(f"field 'unit' is {unit!r}; expected one of {list(UNITS)}")
     pieces = tuple(_piece(i, p) for i, p in enumerate(data["pieces"]))
@@ -154,7 +158,8 @@ def _piece(index: int, data: dict) -> PieceCost:
 def _number(where: str, value) -> float:
     number = isinstance(value, int | float) and not isinstance(value, bool)
     if not number or not 0 <= value <= LARGEST:
-        raise ValueError(f"{where} is {value!r}; expected a number from 0 to {LARGEST:g}")
+        shown = text if len(text := repr(value)) <= 40 else f"{text[:40]}..."
+        raise ValueError(f"{where} is {shown}; expected a number from 0 to {LARGEST:g}")
     return value
 
 

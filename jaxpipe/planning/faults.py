@@ -68,11 +68,13 @@ def wrong_cell(sheet: Sheet, stage_to_device: Sequence[int] | None = None) -> Fa
                 here = Place(device, cell.column)
                 twins = seen.setdefault((action.stage, action.microbatch), {})
                 if action.stage >= stages:
-                    placed = f"the placement ends at stage {stages - 1}"
-                    known = placed if stage_to_device else f"no cell is of {stages}"
+                    known = f"they count from 0, and no cell is of stage {stages}"
+                    if stage_to_device:
+                        known = f"the placement ends at stage {stages - 1}"
                     problem = f"stage {action.stage} is unknown: {known}"
                 elif action.microbatch >= microbatches:
-                    problem = f"micro-batch {action.microbatch} is unknown: no cell is of {microbatches}"
+                    known = f"they count from 0, and no cell is of micro-batch {microbatches}"
+                    problem = f"micro-batch {action.microbatch} is unknown: {known}"
                 elif stage_to_device and device != stage_to_device[action.stage]:
                     problem = f"it stands on device {device}, its stage on {stage_to_device[action.stage]}"
                 else:

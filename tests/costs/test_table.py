@@ -52,6 +52,8 @@ def test_link_time():
         ({"format": None}, "'format' is None; expected 'jaxpipe-costs/1'"),
         ({"unit": "hours"}, r"'unit' is 'hours'; expected one of \['s', 'ms', 'us', 'unit'\]"),
         ({"pieces": []}, "'pieces' must be a list with at least one piece"),
+        ({"pieces": ["a"] * 4097}, "'pieces' holds 4097 pieces; expected at most 4096"),
+        ({"state_factor": -(10**400)}, r"state_factor is -10{38}\.\.\.; expected a number from 0"),
         ({"pieces": ["a"]}, r"pieces\[0\] is 'a'; expected an object"),
         ({"pieces": [{"name": "a", "kind": "k", "F": 1}]}, r"pieces\[0\]: missing fields \['I', 'W'\]"),
         ({"peices": []}, r"unknown fields \['peices'\]"),

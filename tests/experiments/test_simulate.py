@@ -203,6 +203,8 @@ def test_a_wrong_schedule_is_shown_and_explained(wrong):
         ([ZB1P, "stray"], "unexpected argument 'stray'; flags start with --"),
         ([ZB1P, "--cost=x"], "unknown flag --cost; did you mean --costs? known: "),
         ([ZB1P, "--F=x"], "--F is 'x'; expected a number, the time of a forward (1)"),
+        (["--schedule="], "--schedule is empty; expected the CSV file of a schedule"),
+        ([ZB1P, "--costs="], "--costs is empty; expected a cost table such as the costs.json of a run"),
         ([ZB1P, "--F=nan"], "--F is nan; expected a number from 0 to 1e+30"),
         ([ZB1P, "--comm=-1"], "--comm is -1.0; expected a number from 0 to 1e+30"),
         ([ZB1P, "--costs=x", "--W=1"], "--W stands beside --costs; expected one of the two"),

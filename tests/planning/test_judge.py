@@ -221,9 +221,17 @@ def test_a_stage_may_run_on_several_devices():
         (("0F0 0I0 0B0",), "column 3: 0B0 is wrong: it clashes with 0I0 at device 0, column 2", 1),
         (("0F0", "0B0"), "device 1, column 1: 0B0 is wrong: it stands on device 1, but 0F0 on device 0", 1),
         (("0B0", "0F0"), "device 0, column 1: 0B0 is wrong: it needs 0F0, which stands on device 1", 1),
-        (("0F0 0B0", "2F0 2B0"), "device 1, column 1: 2F0 is wrong: stage 2 is unknown: no cell is of 1", 1),
-        (("0F0 0F2 0B0 0B2",), "column 2: 0F2 is wrong: micro-batch 2 is unknown: no cell is of 1", 1),
-        (("1F0 1B0",), "column 1: 1F0 is wrong: stage 1 is unknown: no cell is of 0", 1),
+        (
+            ("0F0 0B0", "2F0 2B0"),
+            "column 1: 2F0 is wrong: stage 2 is unknown: they count from 0, and no cell is of stage 1",
+            1,
+        ),
+        (
+            ("0F0 0F2 0B0 0B2",),
+            "0F2 is wrong: micro-batch 2 is unknown: they count from 0, and no cell is of ",
+            1,
+        ),
+        (("1F0 1B0",), "column 1: 1F0 is wrong: stage 1 is unknown: they count from 0", 1),
         (("0UNSHARD",), "the schedule has no action", 0),
         (
             ("0F0 0B0 0F1 0B1", "1F0 1F1 1B0 1B1"),
